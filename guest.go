@@ -48,6 +48,7 @@ type Wake struct {
 	Limits    Limits            // what the agent enforces inside
 	User      User              // who user code is
 	Workdir   string            // where user code starts
+	Warm      bool              // this box only warms a snapshot: it waits for another Wake before user code
 }
 
 // A User is an account inside a sandbox.

@@ -192,6 +192,7 @@ type WakeRequest struct {
 	Limits        *Limits                `protobuf:"bytes,6,opt,name=limits,proto3" json:"limits,omitempty"`
 	User          *User                  `protobuf:"bytes,7,opt,name=user,proto3" json:"user,omitempty"`
 	Workdir       string                 `protobuf:"bytes,8,opt,name=workdir,proto3" json:"workdir,omitempty"`
+	Warm          bool                   `protobuf:"varint,9,opt,name=warm,proto3" json:"warm,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -280,6 +281,13 @@ func (x *WakeRequest) GetWorkdir() string {
 		return x.Workdir
 	}
 	return ""
+}
+
+func (x *WakeRequest) GetWarm() bool {
+	if x != nil {
+		return x.Warm
+	}
+	return false
 }
 
 type WakeResponse struct {
@@ -3738,7 +3746,7 @@ const file_guest_proto_rawDesc = "" +
 	"KernelSpec\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1a\n" +
 	"\blanguage\x18\x02 \x01(\tR\blanguage\x12\x18\n" +
-	"\adisplay\x18\x03 \x01(\tR\adisplay\"\xf2\x02\n" +
+	"\adisplay\x18\x03 \x01(\tR\adisplay\"\x86\x03\n" +
 	"\vWakeRequest\x12\x1d\n" +
 	"\n" +
 	"sandbox_id\x18\x01 \x01(\tR\tsandboxId\x12\x1a\n" +
@@ -3748,7 +3756,8 @@ const file_guest_proto_rawDesc = "" +
 	"\x03env\x18\x05 \x03(\v2&.arenero.guest.v1.WakeRequest.EnvEntryR\x03env\x120\n" +
 	"\x06limits\x18\x06 \x01(\v2\x18.arenero.guest.v1.LimitsR\x06limits\x12*\n" +
 	"\x04user\x18\a \x01(\v2\x16.arenero.guest.v1.UserR\x04user\x12\x18\n" +
-	"\aworkdir\x18\b \x01(\tR\aworkdir\x1a6\n" +
+	"\aworkdir\x18\b \x01(\tR\aworkdir\x12\x12\n" +
+	"\x04warm\x18\t \x01(\bR\x04warm\x1a6\n" +
 	"\bEnvEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\x0e\n" +
