@@ -98,8 +98,7 @@ func CodeOf(err error) Code {
 	if err == nil {
 		return ""
 	}
-	var e *Error
-	if errors.As(err, &e) {
+	if e, ok := errors.AsType[*Error](err); ok {
 		return e.Code
 	}
 	return Internal
@@ -108,8 +107,8 @@ func CodeOf(err error) Code {
 // HintOf returns the first hint in the chain.
 func HintOf(err error) string {
 	for err != nil {
-		var e *Error
-		if !errors.As(err, &e) {
+		e, ok := errors.AsType[*Error](err)
+		if !ok {
 			return ""
 		}
 		if e.Hint != "" {

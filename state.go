@@ -1,5 +1,7 @@
 package arenero
 
+import "slices"
+
 // A State is where a sandbox is in its life.
 type State string
 
@@ -33,12 +35,7 @@ var moves = map[State][]State{
 
 // CanMove reports whether a sandbox may go from one state to another.
 func CanMove(from, to State) bool {
-	for _, s := range moves[from] {
-		if s == to {
-			return true
-		}
-	}
-	return false
+	return slices.Contains(moves[from], to)
 }
 
 // Ended reports whether a sandbox in this state is gone for good.
