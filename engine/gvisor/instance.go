@@ -1,0 +1,394 @@
+package gvisor
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	specs "github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+	"gvisor.dev/gvisor/pkg/state/statefile"
+	"gvisor.dev/gvisor/runsc/boot"
+	"gvisor.dev/gvisor/runsc/config"
+	"gvisor.dev/gvisor/runsc/sandbox"
+	"gvisor.dev/gvisor/runsc/specutils"
+
+	"github.com/arenero/arenero"
+	"github.com/arenero/arenero/engine/bundle"
+)
+
+// Instance implements [arenero.Instance] and all the optional interfaces.
+type Instance struct {
+	e     *Engine
+	dir   string
+	group *group
+
+	mu        sync.Mutex
+	rec       record
+	wire      *wire // the open end, if any
+	destroyed bool
+
+	ended    chan struct{} // closed when exit is set
+	exit     arenero.Exit
+	watcher  sync.Once
+	agentLog *ring
+}
+
+func (e *Engine) instance(r record) *Instance {
+	parent, id := filepath.Split(r.Cgroup)
+	return &Instance{
+		e: e, dir: e.dir(r.ID), rec: r, ended: make(chan struct{}),
+		group: newGroup(parent, id, e.at), agentLog: newRing(16 << 10),
+	}
+}
+
+// ID implements [arenero.Instance].
+func (i *Instance) ID() string { return i.rec.ID }
+
+// start makes the groups, the wire and the Sentry, and boots or restores.
+func (i *Instance) start(ctx context.Context, b arenero.Box) error {
+	s, p, err := i.prepare(b)
+	if err != nil {
+		return err
+	}
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if b.Restore != "" {
+		err = restore(s, p, b)
+	} else if err = s.StartRoot(p.conf, p.spec); err != nil {
+		err = fmt.Errorf("boot: %w", err)
+	}
+	if err != nil && i.group.oomKills() > 0 {
+		return arenero.Errorf(arenero.Exhausted, "start box", b.ID, "it needs more memory than its limit: %w", err)
+	}
+	return err
+}
+
+// plan is what gVisor must be told at each step of a start.
+type plan struct {
+	conf *config.Config
+	spec *specs.Spec
+}
+
+// prepare does all of a start but the guest: a Sentry that runs nothing yet.
+func (i *Instance) prepare(b arenero.Box) (*sandbox.Sandbox, plan, error) {
+	var p plan
+	if err := i.group.create(); err != nil {
+		return nil, p, err
+	}
+	if err := i.group.set(b.Limits); err != nil {
+		return nil, p, arenero.Errorf(arenero.Unavailable, "limit box", b.ID, "%w", err).
+			WithHint("run `arenero doctor`")
+	}
+	var err error
+	if p.conf, err = i.e.config(i.dir, b.NetNS != ""); err != nil {
+		return nil, p, err
+	}
+	if p.spec, err = i.spec(b); err != nil {
+		return nil, p, err
+	}
+	if err := bundle.Write(p.spec, i.dir); err != nil {
+		return nil, p, err
+	}
+	s, err := i.sentry(p, b)
+	return s, p, err
+}
+
+func (i *Instance) spec(b arenero.Box) (*specs.Spec, error) {
+	rootDir := filepath.Join(i.dir, "rootfs")
+	if err := os.Mkdir(rootDir, 0o700); err != nil {
+		return nil, err
+	}
+	return bundle.Spec(b, append(bundle.Default(), func(s *specs.Spec, b arenero.Box) error {
+		s.Root.Path = rootDir
+		s.Annotations["dev.gvisor.spec.rootfs.source"] = b.RootFS
+		s.Annotations["dev.gvisor.spec.rootfs.type"] = "erofs"
+		s.Mounts = append(s.Mounts, specs.Mount{
+			Type: "erofs", Source: i.e.cfg.Agent, Destination: bundle.AgentDir, Options: []string{"ro", "nosuid"},
+		})
+		return nil
+	})...)
+}
+
+// sentry starts the box's kernel and moves it into its groups. Nothing of the
+// guest runs yet.
+func (i *Instance) sentry(p plan, b arenero.Box) (*sandbox.Sandbox, error) {
+	hints, err := boot.NewPodMountHints(p.spec)
+	if err != nil {
+		return nil, err
+	}
+	image, err := os.Open(b.RootFS)
+	if err != nil {
+		return nil, arenero.Errorf(arenero.Unavailable, "open image", b.RootFS, "%w", err)
+	}
+	agent, err := os.Open(i.e.cfg.Agent)
+	if err != nil {
+		image.Close()
+		return nil, arenero.Errorf(arenero.Unavailable, "open guest agent", i.e.cfg.Agent, "%w", err)
+	}
+	guest, err := makeWire(i.dir)
+	if err != nil {
+		image.Close()
+		agent.Close()
+		return nil, err
+	}
+	defer guest.close()
+
+	readOnly := specutils.GoferMountConf{Lower: specutils.Erofs, Upper: specutils.NoOverlay}
+	args := &sandbox.Args{
+		ID: b.ID, Spec: p.spec, BundleDir: i.dir, MountHints: hints,
+		IOFiles:         []*os.File{image, agent}, // closed by gVisor, in the order of the mounts
+		GoferMountConfs: specutils.GoferMountConfFlags{readOnly, readOnly},
+		Cgroup:          visible{b.Limits},
+	}
+	s, err := i.e.withStdio(guest, func() (*sandbox.Sandbox, error) { return sandbox.New(p.conf, args) })
+	if err != nil {
+		return nil, fmt.Errorf("start sentry: %w", err)
+	}
+	pid := s.Getpid()
+	i.mu.Lock()
+	i.rec.PID, i.rec.Socket = pid, s.ControlSocketPath
+	i.rec.Started, _ = startTime(pid)
+	rec := i.rec
+	i.mu.Unlock()
+	i.watch(true)
+	if err := rec.save(i.dir); err != nil {
+		return nil, err
+	}
+	// The Sentry may have helpers already; what they start later is born inside.
+	for _, member := range append([]int{pid}, descendants(pid)...) {
+		if err := i.group.add(member); err != nil && !errors.Is(err, unix.ESRCH) {
+			return nil, err
+		}
+	}
+	return s, nil
+}
+
+// withStdio lends the box's ends of the wire as standard streams while f runs:
+// gVisor gives a new Sentry the streams of the process that makes it. Nothing
+// else in this program may use the three variables once it serves; main takes
+// its own streams first.
+func (e *Engine) withStdio(g *guestEnd, f func() (*sandbox.Sandbox, error)) (*sandbox.Sandbox, error) {
+	e.stdio.Lock()
+	defer e.stdio.Unlock()
+	in, out, errs := os.Stdin, os.Stdout, os.Stderr
+	defer func() { os.Stdin, os.Stdout, os.Stderr = in, out, errs }()
+	os.Stdin, os.Stdout, os.Stderr = g.in, g.out, g.log
+	return f()
+}
+
+func restore(s *sandbox.Sandbox, p plan, b arenero.Box) error {
+	// Direct reads spare a copy through the page cache; not every file system has them.
+	err := s.Restore(p.conf, p.spec, b.ID, b.Restore, directIO(b.Restore), true, nil)
+	if err != nil {
+		return arenero.Errorf(arenero.Invalid, "restore snapshot", b.Restore, "%w", err).
+			WithHint("make the snapshot again with this version of arenero on this machine")
+	}
+	return nil
+}
+
+// directIO reports whether the pages of a snapshot can be read past the page cache.
+func directIO(dir string) bool {
+	f, err := os.OpenFile(filepath.Join(dir, "pages.img"), os.O_RDONLY|unix.O_DIRECT, 0)
+	if err != nil {
+		return false
+	}
+	f.Close()
+	return true
+}
+
+// Dial implements [arenero.Instance].
+func (i *Instance) Dial(ctx context.Context) (net.Conn, error) {
+	if err := ctx.Err(); err != nil {
+		return nil, arenero.Errorf(arenero.Canceled, "dial guest", i.ID(), "%w", err)
+	}
+	select {
+	case <-i.ended:
+		return nil, arenero.Errorf(arenero.Conflict, "dial guest", i.ID(), "the box has ended: %s", i.exit.Reason)
+	default:
+	}
+	w, err := openWire(i.dir)
+	if err != nil {
+		return nil, arenero.Errorf(arenero.Conflict, "dial guest", i.ID(), "%w", err)
+	}
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if i.destroyed {
+		w.Close()
+		return nil, arenero.Errorf(arenero.Conflict, "dial guest", i.ID(), "the box is being destroyed")
+	}
+	if i.wire != nil {
+		i.wire.Close()
+	}
+	i.wire = w
+	return w, nil
+}
+
+// Usage implements [arenero.Instance].
+func (i *Instance) Usage(context.Context) (arenero.Usage, error) { return i.group.usage(), nil }
+
+// Update implements [arenero.Updater]. The disk is given at boot and stays.
+func (i *Instance) Update(_ context.Context, l arenero.Limits) error {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	l.Disk = i.rec.Limits.Disk
+	if err := i.group.set(l); err != nil {
+		return arenero.Errorf(arenero.Conflict, "update limits", i.rec.ID, "%w", err).
+			WithHint("the sandbox may already use more than the new limit")
+	}
+	i.rec.Limits = l
+	return i.rec.save(i.dir)
+}
+
+// handle is the Sentry's control socket, as gVisor wants to be asked.
+func (i *Instance) handle(op string) (*sandbox.Sandbox, error) {
+	select {
+	case <-i.ended:
+		return nil, arenero.Errorf(arenero.Conflict, op, i.ID(), "the box has ended: %s", i.exit.Reason)
+	default:
+	}
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	s := &sandbox.Sandbox{ID: i.rec.ID, ControlSocketPath: i.rec.Socket}
+	s.Pid.Store(i.rec.PID)
+	return s, nil
+}
+
+// Pause implements [arenero.Pauser].
+func (i *Instance) Pause(context.Context) error {
+	s, err := i.handle("pause box")
+	if err != nil {
+		return err
+	}
+	if err := s.Pause(i.ID()); err != nil {
+		return arenero.Errorf(arenero.Internal, "pause box", i.ID(), "%w", err)
+	}
+	return nil
+}
+
+// Resume implements [arenero.Pauser].
+func (i *Instance) Resume(context.Context) error {
+	s, err := i.handle("resume box")
+	if err != nil {
+		return err
+	}
+	if err := s.Resume(i.ID()); err != nil {
+		return arenero.Errorf(arenero.Internal, "resume box", i.ID(), "%w", err)
+	}
+	return nil
+}
+
+// Snapshot implements [arenero.Snapshotter].
+func (i *Instance) Snapshot(ctx context.Context, dir string, keepRunning bool) error {
+	const op = "snapshot box"
+	s, err := i.handle(op)
+	if err != nil {
+		return err
+	}
+	conf, err := i.e.config(i.dir, false)
+	if err != nil {
+		return arenero.Errorf(arenero.Internal, op, i.ID(), "%w", err)
+	}
+	err = s.Checkpoint(conf, i.ID(), dir, sandbox.CheckpointOpts{
+		Compression: statefile.CompressionLevelNone, Resume: keepRunning, ExcludeCommittedZeroPages: true,
+	})
+	if err != nil {
+		return arenero.Errorf(diskCode(err), op, i.ID(), "%w", err)
+	}
+	if keepRunning {
+		return nil
+	}
+	select {
+	case <-i.ended:
+		return nil
+	case <-ctx.Done():
+		return arenero.Errorf(arenero.Timeout, op, i.ID(), "the box did not end: %w", ctx.Err())
+	}
+}
+
+// Wait implements [arenero.Instance].
+func (i *Instance) Wait(ctx context.Context) (arenero.Exit, error) {
+	select {
+	case <-i.ended:
+		return i.exit, nil
+	case <-ctx.Done():
+		return arenero.Exit{}, arenero.Errorf(arenero.Canceled, "wait for box", i.ID(), "%w", ctx.Err())
+	}
+}
+
+// Destroy implements [arenero.Instance].
+func (i *Instance) Destroy(ctx context.Context) error {
+	const op = "destroy box"
+	i.mu.Lock()
+	i.destroyed = true
+	if i.wire != nil {
+		i.wire.Close()
+		i.wire = nil
+	}
+	rec := i.rec
+	i.mu.Unlock()
+
+	for _, pid := range i.sentries(rec) {
+		_ = unix.Kill(pid, unix.SIGKILL)
+	}
+	i.watch(false) // a box that never started ends here
+	deadline, ok := ctx.Deadline()
+	if !ok {
+		deadline = time.Now().Add(30 * time.Second)
+	}
+	if err := i.group.destroy(deadline); err != nil {
+		return arenero.Errorf(arenero.Internal, op, rec.ID, "%w", err)
+	}
+	select {
+	case <-i.ended:
+	case <-ctx.Done():
+		return arenero.Errorf(arenero.Timeout, op, rec.ID, "its process does not end: %w", ctx.Err())
+	}
+	if rec.Socket != "" {
+		_ = os.Remove(rec.Socket)
+	}
+	if err := os.RemoveAll(i.dir); err != nil {
+		return arenero.Errorf(arenero.Internal, op, rec.ID, "%w", err)
+	}
+	i.e.forget(rec.ID)
+	return nil
+}
+
+// sentries finds the processes of the box: the recorded one, if the pid is still
+// its own, or, when the daemon died between starting it and writing that down,
+// the one that carries the box's name.
+func (i *Instance) sentries(r record) []int {
+	if r.PID != 0 {
+		if started, err := startTime(r.PID); err == nil && started == r.Started {
+			return []int{r.PID}
+		}
+		return nil
+	}
+	var pids []int
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		return nil
+	}
+	for _, entry := range entries {
+		pid, err := strconv.Atoi(entry.Name())
+		if err != nil {
+			continue
+		}
+		raw, err := os.ReadFile(filepath.Join("/proc", entry.Name(), "cmdline"))
+		if err != nil || !strings.HasPrefix(string(raw), "runsc-sandbox\x00") {
+			continue
+		}
+		if strings.HasSuffix(string(raw), "\x00"+r.ID+"\x00") && strings.Contains(string(raw), "--bundle="+i.dir+"\x00") {
+			pids = append(pids, pid)
+		}
+	}
+	return pids
+}
