@@ -56,10 +56,11 @@ func (m *Millis) UnmarshalJSON(b []byte) error {
 	return nil
 }
 
-// Truncated counts the bytes that were dropped from each stream.
+// Truncated counts what was dropped: bytes of each stream, and results.
 type Truncated struct {
-	Stdout int64 `json:"stdout"`
-	Stderr int64 `json:"stderr"`
+	Stdout  int64 `json:"stdout"`
+	Stderr  int64 `json:"stderr"`
+	Results int   `json:"results,omitempty"`
 }
 
 // A RunError is an exception that code raised and nobody caught.
