@@ -26,7 +26,6 @@ var trimmed = []string{
 	"path-exclude=/usr/share/lintian/*",
 	"path-exclude=/usr/share/bug/*",
 	"path-exclude=/usr/share/unicode/*",
-	"path-exclude=/usr/lib/python3/dist-packages/*/tests/*",
 }
 
 // debootstrap makes the base system of a recipe in the folder root, with all its
