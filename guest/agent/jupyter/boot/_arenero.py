@@ -1,0 +1,381 @@
+"""What arenero adds to an IPython kernel, out of sight of the user's namespace.
+
+A request of the agent carries what concerns it in its content under "arenero":
+env (for one cell), script (run the code as a script does), seed (after a restore).
+"""
+import builtins
+import os
+import sys
+
+_input = builtins.input
+_PIECE = 1 << 20  # characters a stream gathers before it waits for them to be sent
+
+
+def configure(c):
+    """Called by the configuration file, before any socket is open."""
+    c.HistoryManager.enabled = False  # no SQLite file, no thread for it
+    c.IPKernelApp.extensions = ["_arenero"]
+    _patch_streams()
+    _patch_iopub()
+
+
+def load_ipython_extension(ip):
+    """Called by IPython when its shell exists and no code has run."""
+    import IPython.core.interactiveshell as shell_module
+    from IPython.core.autocall import ZMQExitAutocall
+
+    class Exit(ZMQExitAutocall):
+        """exit(7) ends the cell with that status; the kernel lives on."""
+
+        rewrite = False
+
+        def __call__(self, code=None):
+            raise SystemExit(code)
+
+    ip.exiter = Exit(ip)
+    for name in ("exit", "quit"):
+        ip.user_ns[name] = ip.user_ns_hidden[name] = ip.exiter
+
+    warn = shell_module.warn
+
+    def quiet_warn(message, *args, **kwargs):
+        if not str(message).startswith("To exit: use"):
+            warn(message, *args, **kwargs)
+
+    shell_module.warn = quiet_warn
+    ip._showtraceback = lambda etype, evalue, stb: _show(ip, etype, evalue, stb)
+    ip.events.register("pre_execute", _before)
+    ip.events.register("post_execute", _after)
+    ip.display_formatter.mimebundle_formatter.for_type_by_name("matplotlib.figure", "Figure", _chart)
+    sys.meta_path.insert(0, _Finder)
+
+
+# --- one request -------------------------------------------------------------
+
+_saved_env = None
+
+
+def _request():
+    from IPython import get_ipython
+
+    try:
+        return get_ipython().parent_header["content"].get("arenero") or {}
+    except Exception:
+        return {}
+
+
+def _before():
+    global _saved_env
+    env = _request().get("env")
+    if env:
+        _saved_env = {k: os.environ.get(k) for k in env}
+        os.environ.update(env)
+
+
+def _after():
+    global _saved_env
+    saved, _saved_env = _saved_env, None
+    for k, v in (saved or {}).items():
+        if v is None:
+            os.environ.pop(k, None)
+        else:
+            os.environ[k] = v
+    for stream in (sys.stdout, sys.stderr):
+        settle = getattr(stream, "_arenero_settle", None)
+        if settle:
+            settle()
+
+
+def _status(code):
+    """The exit status of a SystemExit and what it says on stderr, as Python does."""
+    if code is None:
+        return 0, ""
+    if isinstance(code, int):
+        return code & 0xFF, ""
+    return 1, str(code) + "\n"
+
+
+def _show(ip, etype, evalue, stb):
+    """Sends an exception, with what its text alone does not tell."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except Exception:
+            pass
+    try:
+        text = str(evalue)
+    except Exception:
+        text = "<exception str() failed>"
+    content = {"ename": str(etype.__name__), "evalue": text, "traceback": list(stb)}
+    extra = {}
+    if issubclass(etype, SystemExit):
+        extra["exit"], extra["stderr"] = _status(getattr(evalue, "code", None))
+    elif issubclass(etype, OSError) and isinstance(getattr(evalue, "errno", None), int):
+        extra["errno"] = evalue.errno
+    elif issubclass(etype, MemoryError):
+        extra["errno"] = 12
+    content["arenero"] = extra
+    hook = ip.displayhook
+    topic = hook.topic.replace(b"execute_result", b"error") if hook.topic else None
+    hook.session.send(hook.pub_socket, "error", content, hook.parent_header, ident=topic)
+    ip._last_traceback = stb
+
+
+# --- scripts -----------------------------------------------------------------
+
+
+def script():
+    """Runs the request's code the way python3 FILE does."""
+    import base64
+    import io
+    import linecache
+    import types
+
+    from IPython import get_ipython
+
+    ip = get_ipython()
+    request = _request()["script"]
+    name, code = request["file"], request["code"]
+    main = types.ModuleType("__main__")
+    main.__file__ = name
+    main.__builtins__ = builtins
+
+    def leave(code=None):
+        raise SystemExit(code)
+
+    saved = (sys.argv, sys.path, sys.stdin, sys.stdout, sys.stderr, sys.modules.get("__main__"), builtins.input)
+    lines = code.splitlines(keepends=True)
+    linecache.cache[name] = (len(code), None, lines, name)
+    sys.argv = [name, *request["args"]]
+    sys.path = [os.path.dirname(os.path.abspath(name)), *sys.path]
+    sys.stdin = io.TextIOWrapper(io.BytesIO(base64.b64decode(request["stdin"])), encoding="utf-8", errors="surrogateescape")
+    sys.modules["__main__"] = main
+    builtins.input = _input
+    builtins.exit = builtins.quit = leave
+    try:
+        exec(compile(code, name, "exec", dont_inherit=True), main.__dict__)
+    except BaseException as e:
+        # Our own frame is none of the reader's business.
+        tb = e.__traceback__.tb_next if e.__traceback__ is not None else None
+        e.__traceback__ = tb
+        sys.stdout, sys.stderr = saved[3:5]
+        ip.showtraceback((type(e), e, tb), filename=name, tb_offset=0, exception_only=isinstance(e, SystemExit))
+    finally:
+        sys.argv, sys.path, sys.stdin, sys.stdout, sys.stderr = saved[:5]
+        sys.modules["__main__"] = saved[5]
+        builtins.input = saved[6]
+        for extra in ("exit", "quit"):
+            builtins.__dict__.pop(extra, None)
+        linecache.cache.pop(name, None)
+
+
+# --- after a restore ---------------------------------------------------------
+
+
+def wake():
+    """Makes this process differ from others restored of the same snapshot."""
+    import hashlib
+
+    seed = _request()["seed"]
+    entropy = bytes.fromhex(seed["entropy"]) + os.urandom(32)
+
+    def fresh(use):
+        return hashlib.sha256(use + entropy).digest()
+
+    os.environ.update(seed["env"])
+    if seed["dir"]:
+        os.chdir(seed["dir"])
+    loaded = sys.modules.get
+    if m := loaded("random"):
+        m.seed(fresh(b"random"))
+    if m := loaded("numpy.random"):
+        words = fresh(b"numpy")
+        m.seed([int.from_bytes(words[i : i + 4], "little") for i in range(0, 32, 4)])
+    if m := loaded("torch"):
+        m.manual_seed(int.from_bytes(fresh(b"torch")[:8], "little"))
+    if m := loaded("ssl"):
+        m.RAND_add(fresh(b"ssl"), 32.0)  # OpenSSL keeps a generator of its own
+    if m := loaded("uuid"):
+        m._node = None
+        m._last_timestamp = None
+    if m := loaded("tempfile"):
+        m._name_sequence = None
+    if m := loaded("multiprocessing.process"):
+        m.current_process().authkey = fresh(b"authkey")
+    if "TZ" in seed["env"]:
+        import time
+
+        time.tzset()
+
+
+# --- streams -----------------------------------------------------------------
+
+
+def _patch_iopub():
+    """Makes output wait for a slow reader. A PUB socket throws away what does not
+    fit its queue, the message that ends the cell included."""
+    import zmq
+    from ipykernel.kernelapp import IPKernelApp
+
+    init = IPKernelApp.init_iopub
+
+    def init_iopub(self, context):
+        init(self, context)
+        try:
+            self.iopub_thread.socket.setsockopt(zmq.XPUB_NODROP, 1)
+        except Exception:
+            self.log.warning("no XPUB_NODROP", exc_info=True)
+
+    IPKernelApp.init_iopub = init_iopub
+
+
+def _patch_streams():
+    import fcntl
+    import io
+    import select
+    import struct
+    import termios
+    import threading
+    import time
+
+    from ipykernel.iostream import OutStream
+
+    OutStream.flush_interval = 0.05
+    OutStream.flush_timeout = 3600  # as long as the reader takes, as with a pipe
+    write = OutStream.write
+
+    def clean(string):
+        try:
+            string.encode("utf-8", "surrogateescape")
+            return string
+        except UnicodeEncodeError:
+            return string.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
+
+    def bounded_write(self, string):
+        if isinstance(string, str) and not string.isascii():
+            string = clean(string)
+        if not isinstance(string, str) or os.getpid() != self._master_pid:
+            return write(self, string)
+        for i in range(0, len(string), _PIECE):
+            piece = string[i : i + _PIECE]
+            write(self, piece)
+            self._arenero_held = getattr(self, "_arenero_held", 0) + len(piece)
+            if self._arenero_held >= _PIECE:
+                self._arenero_held = 0
+                self.flush()
+        return len(string)
+
+    OutStream.write = bounded_write
+
+    def watch(self):
+        """Brings what child processes write to the real file descriptor. The
+        original dies of a byte that is not UTF-8, or of half a character."""
+        poll = select.poll()
+        poll.register(self._fid, select.POLLIN)
+        while self._should_watch:
+            poll.poll()
+            with self._arenero_lock:
+                data = os.read(self._fid, 65536)
+                if not data:
+                    return
+                self.write(data.decode("utf-8", "surrogateescape"))
+
+    def settle(self):
+        """Waits until all that is in the pipe has become output of this cell."""
+        lock = getattr(self, "_arenero_lock", None)
+        if lock is None or os.getpid() != self._master_pid:
+            return
+        for _ in range(2000):
+            with lock:
+                if struct.unpack("i", fcntl.ioctl(self._fid, termios.FIONREAD, b"\0\0\0\0"))[0] == 0:
+                    return
+            time.sleep(0.001)
+
+    redirect = OutStream._setup_stream_redirects
+
+    def setup(self, name):
+        self._arenero_lock = threading.Lock()
+        redirect(self, name)
+
+    OutStream._watch_pipe_fd = watch
+    OutStream._setup_stream_redirects = setup
+    OutStream._arenero_settle = settle
+
+    class Raw(io.RawIOBase):
+        """sys.stdout.buffer: bytes come out as they went in."""
+
+        def __init__(self, stream):
+            self._stream = stream
+
+        def writable(self):
+            return True
+
+        def write(self, data):
+            data = bytes(data)
+            self._stream.write(data.decode("utf-8", "surrogateescape"))
+            return len(data)
+
+        def flush(self):
+            self._stream.flush()
+
+        def fileno(self):
+            return self._stream.fileno()
+
+    def buffer(self):
+        raw = self.__dict__.get("_arenero_raw")
+        if raw is None:
+            raw = self.__dict__["_arenero_raw"] = Raw(self)
+        return raw
+
+    OutStream.buffer = property(buffer)
+
+
+# --- charts ------------------------------------------------------------------
+
+
+def _charts():
+    module = sys.modules.get("_arenero_chart")
+    if module is None:
+        import importlib.util
+
+        path = os.path.join(os.path.dirname(__file__), "_arenero_chart.py")
+        spec = importlib.util.spec_from_file_location("_arenero_chart", path)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        sys.modules["_arenero_chart"] = module
+    return module
+
+
+def _chart(figure, include=None, exclude=None):
+    try:
+        text = _charts().describe(figure)
+    except Exception:
+        text = None
+    return {"application/vnd.arenero.chart+json": text} if text else {}
+
+
+class _Finder:
+    """Waits for matplotlib to be imported and costs nothing before: box plots and
+    pies are drawn from numbers that the drawing does not keep."""
+
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        if name != "matplotlib.axes":
+            return None
+        import importlib.util
+
+        sys.meta_path.remove(cls)
+        spec = importlib.util.find_spec(name)
+        if spec is None or spec.loader is None:
+            return spec
+        loader_exec = spec.loader.exec_module
+
+        def exec_module(module):
+            loader_exec(module)
+            try:
+                _charts().watch(module.Axes)
+            except Exception:
+                pass
+
+        spec.loader.exec_module = exec_module
+        return spec
