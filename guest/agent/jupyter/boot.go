@@ -8,7 +8,7 @@ import (
 	"sync"
 )
 
-//go:embed boot
+//go:embed all:boot
 var bootFiles embed.FS
 
 // writeBoot makes an IPYTHONDIR whose default profile loads what we add to
