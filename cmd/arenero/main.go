@@ -1,5 +1,159 @@
+// Command arenero runs code nobody reviewed in sandboxes, on the command line
+// and over HTTP. One file per verb; serve.go wires the house together.
 package main
 
-import "github.com/arenero/arenero/engine/gvisor"
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"slices"
+	"strings"
 
-func main() { gvisor.Main() }
+	"github.com/alecthomas/kong"
+
+	"github.com/arenero/arenero"
+	"github.com/arenero/arenero/engine/gvisor"
+)
+
+// version is set by the linker.
+var version = "dev"
+
+// Exit statuses of our own. Everything else is the status of the program run.
+const (
+	statusUsage    = 2   // the command line makes no sense
+	statusTimeout  = 124 // like timeout(1)
+	statusFault    = 125 // arenero itself failed, like docker run
+	statusCanceled = 130 // Ctrl-C
+	statusMemory   = 137 // like a shell after the kernel's OOM killer
+)
+
+func main() {
+	// First of all: this process may be a sentry or a gofer, started by gVisor
+	// with arguments and an environment of its own. Then this does not return.
+	gvisor.Dispatch()
+	m := Main{Args: os.Args[1:], Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr}
+	os.Exit(m.Run(context.Background()))
+}
+
+// Main is one call of the program. Tests make their own.
+type Main struct {
+	Args           []string
+	Stdin          *os.File
+	Stdout, Stderr *os.File
+}
+
+// cli is the whole command line.
+type cli struct {
+	Data   string          `help:"Folder of images, sandboxes and keys." default:"${data}" env:"ARENERO_DATA" placeholder:"DIR"`
+	Config kong.ConfigFlag `help:"YAML file with values for flags; flags and environment come before it." env:"ARENERO_CONFIG" placeholder:"FILE"`
+
+	Run     runCmd     `cmd:"" help:"Run a program in a sandbox of its own."`
+	Serve   serveCmd   `cmd:"" help:"Serve sandboxes over HTTP."`
+	Image   imageCmd   `cmd:"" help:"Build, pull, import, list and remove images."`
+	Key     keyCmd     `cmd:"" help:"Show the local API key."`
+	Doctor  doctorCmd  `cmd:"" help:"Check this machine, and say how to mend what is missing."`
+	Version versionCmd `cmd:"" help:"Print the version."`
+}
+
+// status ends the program with a status that is not a failure of ours.
+type status int
+
+func (s status) Error() string { return fmt.Sprintf("exit status %d", int(s)) }
+
+// Run does what the arguments say and returns the exit status.
+func (m *Main) Run(ctx context.Context) int {
+	var c cli
+	args, after := cutArgs(m.Args)
+	c.Run.After = after
+	parser, err := kong.New(&c,
+		kong.Name("arenero"),
+		kong.Description("A place where code nobody reviewed can run."),
+		kong.Vars{"data": defaultData()},
+		kong.Writers(m.Stdout, m.Stderr),
+		kong.Configuration(readConfig),
+		kong.ConfigureHelp(kong.HelpOptions{Compact: true}),
+		kong.NamedMapper("size", sizeMapper{}),
+		kong.NamedMapper("seconds", secondsMapper{}),
+		kong.Exit(func(code int) { panic(status(code)) }), // after --help: kong would go on
+	)
+	if err != nil {
+		return m.fail(err)
+	}
+	k, err := parse(parser, args)
+	if s, ok := errors.AsType[status](err); ok {
+		return int(s)
+	}
+	if err != nil {
+		fmt.Fprintf(m.Stderr, "arenero: %s\n", printable(err.Error()))
+		fmt.Fprintln(m.Stderr, "  hint: arenero --help")
+		return statusUsage
+	}
+	c.Run.After = after
+	k.BindTo(ctx, (*context.Context)(nil))
+	if err := k.Run(m, &c); err != nil {
+		return m.fail(err)
+	}
+	return 0
+}
+
+// parse turns kong's exit after --help into a value.
+func parse(p *kong.Kong, args []string) (k *kong.Context, err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			s, ok := r.(status)
+			if !ok {
+				panic(r)
+			}
+			err = s
+		}
+	}()
+	return p.Parse(args)
+}
+
+// cutArgs takes what follows the first "--" of a run away from the parser: it is
+// the program's, and no flag in it is ours.
+func cutArgs(args []string) (ours, after []string) {
+	i := slices.Index(args, "--")
+	if i < 0 {
+		return args, nil
+	}
+	// Not nil, so that "run --" can be told from "run".
+	return args[:i], append([]string{}, args[i+1:]...)
+}
+
+// fail prints an error as a person wants it: cause, code, hint. It returns the
+// exit status.
+func (m *Main) fail(err error) int {
+	if s, ok := errors.AsType[status](err); ok {
+		return int(s)
+	}
+	say(m.Stderr, err)
+	return statusFault
+}
+
+func say(w io.Writer, err error) {
+	var b strings.Builder
+	fmt.Fprintf(&b, "arenero: %s", printable(err.Error()))
+	if e, ok := errors.AsType[*arenero.Error](err); ok {
+		fmt.Fprintf(&b, " (%s)", e.Code)
+	}
+	b.WriteByte('\n')
+	if hint := arenero.HintOf(err); hint != "" {
+		fmt.Fprintf(&b, "  hint: %s\n", printable(hint))
+	}
+	io.WriteString(w, b.String()) //nolint:errcheck // there is nowhere left to say it
+}
+
+// defaultData is where everything is kept when nobody says.
+func defaultData() string {
+	if os.Geteuid() == 0 {
+		return "/var/lib/arenero"
+	}
+	home, err := os.UserHomeDir()
+	if err != nil {
+		return ".arenero"
+	}
+	return home + "/.local/share/arenero"
+}

@@ -1,0 +1,257 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/arenero/arenero"
+	"github.com/arenero/arenero/engine/gvisor"
+	"github.com/arenero/arenero/guest"
+)
+
+type doctorCmd struct {
+	JSON bool `help:"As JSON." name:"json"`
+}
+
+// A finding is one thing that was looked at.
+type finding struct {
+	Check string `json:"check"`
+	State string `json:"state"` // ok, note (slower or less), bad (cannot run)
+	Found string `json:"found"`
+	Mend  string `json:"mend,omitempty"`
+}
+
+const (
+	ok   = "ok"
+	note = "note"
+	bad  = "bad"
+)
+
+// Run looks at everything a sandbox needs. It changes nothing on the machine. It
+// ends with 1 when sandboxes cannot run here.
+func (c *doctorCmd) Run(ctx context.Context, m *Main, cli *cli) error {
+	var all []finding
+	for _, check := range []func(context.Context, string) []finding{
+		checkKernel, checkUser, checkCgroups, checkMemory, checkDisk, checkAgent, checkEngine, checkTools, checkImages,
+	} {
+		all = append(all, check(ctx, cli.Data)...)
+	}
+	broken := false
+	for _, f := range all {
+		broken = broken || f.State == bad
+	}
+	if c.JSON {
+		if err := printJSON(m.Stdout, all); err != nil {
+			return err
+		}
+	} else {
+		show(m, all)
+	}
+	if broken {
+		return status(1)
+	}
+	return nil
+}
+
+func show(m *Main, all []finding) {
+	mark := map[string]string{ok: "  ok ", note: "note ", bad: " BAD "}
+	for _, f := range all {
+		fmt.Fprintf(m.Stdout, "%s %-10s %s\n", mark[f.State], f.Check, printable(f.Found))
+		if f.Mend != "" {
+			fmt.Fprintf(m.Stdout, "                 to mend: %s\n", printable(f.Mend))
+		}
+	}
+}
+
+func checkKernel(context.Context, string) []finding {
+	var u unix.Utsname
+	if err := unix.Uname(&u); err != nil {
+		return []finding{{"kernel", bad, err.Error(), ""}}
+	}
+	release := unix.ByteSliceToString(u.Release[:])
+	f := finding{"kernel", ok, "Linux " + release + " " + runtime.GOARCH, ""}
+	var major, minor int
+	// A release that does not parse is not a reason to refuse.
+	if n, _ := fmt.Sscanf(release, "%d.%d", &major, &minor); n == 2 && (major < 4 || major == 4 && minor < 14) {
+		f.State, f.Mend = bad, "install Linux 4.14 or newer"
+	}
+	return []finding{f}
+}
+
+func checkUser(context.Context, string) []finding {
+	if os.Geteuid() == 0 {
+		return []finding{{"user", ok, "root", ""}}
+	}
+	return []finding{{"user", bad, fmt.Sprintf("uid %d", os.Geteuid()), "run as root: sudo arenero ..."}}
+}
+
+// checkCgroups describes the layout; whether the engine can use it is the
+// engine's own finding.
+func checkCgroups(context.Context, string) []finding {
+	raw, err := os.ReadFile("/proc/self/mounts")
+	if err != nil {
+		return []finding{{"cgroups", bad, err.Error(), "mount /proc"}}
+	}
+	var v1 []string
+	v2 := ""
+	for line := range strings.Lines(string(raw)) {
+		f := strings.Fields(line)
+		switch {
+		case len(f) < 4:
+		case f[2] == "cgroup2":
+			v2 = f[1]
+		case f[2] == "cgroup":
+			v1 = append(v1, filepath.Base(f[1]))
+		}
+	}
+	switch {
+	case v2 == "" && v1 == nil:
+		return []finding{{"cgroups", bad, "none mounted", "mount -t cgroup2 none /sys/fs/cgroup"}}
+	case v1 == nil:
+		return []finding{{"cgroups", ok, "version 2 at " + v2, ""}}
+	case v2 == "":
+		return []finding{{"cgroups", ok, "version 1: " + strings.Join(v1, " "), ""}}
+	}
+	return []finding{{"cgroups", ok, "hybrid: version 2 at " + v2 + ", version 1: " + strings.Join(v1, " "), ""}}
+}
+
+func checkMemory(context.Context, string) []finding {
+	f, err := os.Open("/proc/meminfo")
+	if err != nil {
+		return []finding{{"memory", note, err.Error(), ""}}
+	}
+	defer f.Close()
+	for s := bufio.NewScanner(f); s.Scan(); {
+		rest, found := strings.CutPrefix(s.Text(), "MemAvailable:")
+		if !found {
+			continue
+		}
+		kib, err := strconv.ParseInt(strings.TrimSuffix(strings.TrimSpace(rest), " kB"), 10, 64)
+		if err != nil {
+			break
+		}
+		out := finding{"memory", ok, fmt.Sprintf("%d MiB available, %d CPUs", kib/1024, runtime.NumCPU()), ""}
+		if kib*arenero.KiB < arenero.DefaultLimits().Memory {
+			out.State = note
+			out.Mend = "a sandbox may use 1 GiB by default: free some, or run with --memory 512M"
+		}
+		return []finding{out}
+	}
+	return []finding{{"memory", note, "/proc/meminfo does not say what is available", ""}}
+}
+
+func checkDisk(_ context.Context, data string) []finding {
+	// The folder itself may not be there yet: ask the nearest that is.
+	at := data
+	for {
+		if _, err := os.Stat(at); err == nil || at == filepath.Dir(at) {
+			break
+		}
+		at = filepath.Dir(at)
+	}
+	var s unix.Statfs_t
+	if err := unix.Statfs(at, &s); err != nil {
+		return []finding{{"disk", bad, err.Error(), "choose another folder with --data"}}
+	}
+	free := int64(s.Bavail) * s.Bsize
+	f := finding{"disk", ok, fmt.Sprintf("%d MiB free at %s", free/arenero.MiB, data), ""}
+	switch {
+	case free < 64*arenero.MiB:
+		f.State, f.Mend = bad, "free some space, or choose another folder with --data"
+	case free < 4*arenero.GiB:
+		f.State, f.Mend = note, "building the image python takes about 4 GiB"
+	}
+	if err := unix.Access(at, unix.W_OK); err != nil {
+		f.State, f.Found, f.Mend = bad, data+" cannot be written", "run as root, or choose another folder with --data"
+	}
+	return []finding{f}
+}
+
+func checkAgent(context.Context, string) []finding {
+	b, err := guest.Binary()
+	if err != nil {
+		return []finding{{"agent", bad, err.Error(), arenero.HintOf(err)}}
+	}
+	return []finding{{"agent", ok, fmt.Sprintf("%d KiB, in this binary", len(b)/1024), ""}}
+}
+
+func checkEngine(ctx context.Context, data string) []finding {
+	caps, err := gvisor.New(gvisor.Config{Dir: boxes(data)}).Probe(ctx)
+	if err != nil {
+		return []finding{{"engine", bad, err.Error(), arenero.HintOf(err)}}
+	}
+	out := []finding{{"engine", ok, fmt.Sprintf("%s, %s, CPU %s", caps.Version, caps.Platform, caps.CPU), ""}}
+	if caps.Platform == "systrap" {
+		if _, err := os.Stat("/dev/kvm"); err != nil {
+			out = append(out, finding{"platform", note, "no /dev/kvm: systrap is used, system calls are slower", "on hardware, or with nested virtualisation, KVM is faster"})
+		}
+	}
+	for _, d := range caps.Missing {
+		out = append(out, finding{"engine", bad, d.What, d.Mend})
+	}
+	return out
+}
+
+func checkTools(context.Context, string) []finding {
+	var out []finding
+	for _, t := range []struct{ tool, pkg, why string }{
+		{"mmdebstrap", "mmdebstrap", "building images from recipes"},
+		{"mkfs.erofs", "erofs-utils", "making images"},
+	} {
+		if path, err := exec.LookPath(t.tool); err == nil {
+			out = append(out, finding{"tools", ok, path, ""})
+			continue
+		}
+		out = append(out, finding{"tools", note, t.tool + " is not installed: needed for " + t.why, "apt-get install " + t.pkg})
+	}
+	return out
+}
+
+func checkImages(ctx context.Context, data string) []finding {
+	none := []finding{{"images", note, "none yet", "arenero image build python"}}
+	if _, err := os.Stat(filepath.Join(data, "images")); err != nil {
+		return none
+	}
+	h, err := openForRun(ctx, data)
+	if err != nil {
+		return []finding{{"images", bad, err.Error(), arenero.HintOf(err)}}
+	}
+	defer h.close(ctx) //nolint:errcheck // nothing was made
+	all, err := h.images.List(ctx)
+	if err != nil {
+		return []finding{{"images", bad, err.Error(), arenero.HintOf(err)}}
+	}
+	if len(all) == 0 {
+		return none
+	}
+	var out []finding
+	for _, i := range all {
+		f := finding{"images", ok, fmt.Sprintf("%s, %d MiB", i.Name, i.Size/arenero.MiB), ""}
+		if len(i.Warm) > 0 {
+			f = warmth(ctx, h, i, f)
+		}
+		out = append(out, f)
+	}
+	return out
+}
+
+// warmth says whether sandboxes of an image start with their libraries loaded.
+func warmth(ctx context.Context, h *house, img arenero.Image, f finding) finding {
+	dir, why := h.host.Warmth(ctx, img)
+	if dir != "" {
+		f.Found += ", warm"
+		return f
+	}
+	f.State, f.Found = note, f.Found+": "+why
+	f.Mend = "arenero image warm " + img.Name
+	return f
+}

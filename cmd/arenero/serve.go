@@ -1,0 +1,110 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/arenero/arenero"
+	"github.com/arenero/arenero/door/rest"
+	"github.com/arenero/arenero/host"
+)
+
+type serveCmd struct {
+	Listen       string        `help:"Address to listen on." default:"127.0.0.1:8000" env:"ARENERO_LISTEN" placeholder:"HOST:PORT"`
+	Names        []string      `help:"Names it answers to besides localhost; * is any." placeholder:"NAME,..."`
+	Platform     string        `help:"How gVisor runs guest code: systrap or kvm; without it, what works best here." enum:",systrap,kvm" default:"" placeholder:"NAME"`
+	Lifetime     time.Duration `help:"How long a sandbox lives that asks for no time." type:"seconds" default:"1h" placeholder:"TIME"`
+	MaxLifetime  time.Duration `help:"How long a sandbox may live." type:"seconds" default:"24h" placeholder:"TIME"`
+	Idle         time.Duration `help:"How long a sandbox may go unused." type:"seconds" placeholder:"TIME"`
+	MaxSandboxes int           `help:"How many there may be at once." default:"100" placeholder:"N"`
+	Grace        time.Duration `help:"How long calls may go on when it is asked to stop." type:"seconds" default:"10s" placeholder:"TIME"`
+	NoWarm       bool          `help:"Make no warm snapshots by itself."`
+	Debug        bool          `help:"Log more."`
+}
+
+// Help is shown below the flags.
+func (*serveCmd) Help() string {
+	return `Every flag may stand in the environment, where one is named, or in the YAML file of --config: a key per flag. The API key is made
+at the first start, in a file that only its owner can read; "arenero key show" prints it.`
+}
+
+// Run serves until it is told to stop. No sandbox outlives it.
+func (c *serveCmd) Run(ctx context.Context, m *Main, cli *cli) error {
+	ctx, stop := signal.NotifyContext(ctx, syscall.SIGINT, syscall.SIGTERM)
+	defer stop()
+	level := slog.LevelInfo
+	if c.Debug {
+		level = slog.LevelDebug
+	}
+	log := slog.New(slog.NewTextHandler(m.Stderr, &slog.HandlerOptions{Level: level}))
+
+	h, err := openForServe(cli.Data, host.Config{
+		Log: log, Lifetime: c.Lifetime, MaxLifetime: c.MaxLifetime, Idle: c.Idle,
+		MaxSandboxes: c.MaxSandboxes, Warm: !c.NoWarm,
+	}, c.Platform)
+	if err != nil {
+		return err
+	}
+	err = c.serve(ctx, m, cli, h, log)
+	return errors.Join(err, h.close(ctx))
+}
+
+// serve is the wiring of a daemon: the door before the host, so that it is the
+// door that stops first, while the host still answers what is under way.
+func (c *serveCmd) serve(ctx context.Context, m *Main, cli *cli, h *house, log *slog.Logger) error {
+	caps, err := h.engine.Probe(ctx)
+	if err != nil {
+		return err
+	}
+	if len(caps.Missing) > 0 {
+		return arenero.Errorf(arenero.Unavailable, "serve", "", "%s", caps.Missing[0].What).WithHint("%s; see also: arenero doctor", caps.Missing[0].Mend)
+	}
+	sweepYards(ctx, cli.Data, log)
+	_, made, err := h.host.LocalKey(ctx, keyFile(cli.Data))
+	if err != nil {
+		return err
+	}
+	l, err := new(net.ListenConfig).Listen(ctx, "tcp", c.Listen)
+	if err != nil {
+		return arenero.Errorf(arenero.Unavailable, "listen", printable(c.Listen), "%w", err).
+			WithHint("choose another address with --listen")
+	}
+	door := rest.New(rest.Config{Host: h.host, Version: version, Names: c.Names, Log: log, Grace: c.Grace})
+
+	was := "is"
+	if made {
+		was = "was made and is"
+	}
+	fmt.Fprintf(m.Stdout, "listening on http://%s\nthe API key %s in %s; arenero key show prints it\n", l.Addr(), was, keyFile(cli.Data))
+	if a, ok := l.Addr().(*net.TCPAddr); ok && !a.IP.IsLoopback() {
+		log.Warn("others can reach this address, and keys travel in the clear: put a proxy with TLS before it", "listen", l.Addr().String())
+	}
+	// The host runs on while the door finishes its calls.
+	running, end := context.WithCancel(context.WithoutCancel(ctx))
+	defer end()
+	var g errgroup.Group
+	g.Go(func() error {
+		defer end()
+		return door.Serve(ctx, l)
+	})
+	g.Go(func() error {
+		err := h.host.Run(running)
+		if err != nil {
+			l.Close() // nothing can be served: the door's Serve returns
+		}
+		return err
+	})
+	if err := g.Wait(); err != nil {
+		return err
+	}
+	log.Info("stopped")
+	return nil
+}
