@@ -20,6 +20,7 @@ import (
 	"time"
 
 	"github.com/arenero/arenero"
+	"github.com/arenero/arenero/image"
 	"github.com/arenero/arenero/store"
 )
 
@@ -36,7 +37,7 @@ const greetAgain = 10 * time.Second
 type Config struct {
 	Engines       map[string]arenero.Engine
 	DefaultEngine string // "" is "gvisor"
-	Images        Images
+	Images        *image.Store
 	Store         *store.Store
 	AgentDigest   string // of the guest agent: a warm snapshot holds the agent's memory
 	Log           *slog.Logger
@@ -301,4 +302,12 @@ func (h *Host) List(ctx context.Context, who Who, f Filter) ([]arenero.Sandbox, 
 		}
 	}
 	return h.store.Sandboxes(ctx, store.Filter{Tenant: who.Tenant, States: states, Image: f.Image, After: f.After, Limit: f.Limit})
+}
+
+// ListImages names the images that sandboxes can be made of.
+func (h *Host) ListImages(ctx context.Context, who Who) ([]arenero.Image, error) {
+	if err := h.allow(ctx, who, ScopeRead, "list images"); err != nil {
+		return nil, err
+	}
+	return h.Images.List(ctx)
 }

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/arenero/arenero"
+	"github.com/arenero/arenero/image"
 )
 
 // profile names what else a warm snapshot depends on; it changes when the way a
@@ -26,8 +27,11 @@ type warmer struct {
 }
 
 // snapshotKey names the machine and the program that a snapshot is good for.
-func (h *Host) snapshotKey(engine arenero.Engine, caps arenero.Capabilities, img arenero.Image) string {
-	return strings.Join([]string{engine.Name(), caps.Version, caps.Platform, caps.CPU, img.Digest, h.AgentDigest, profile}, "|")
+func (h *Host) snapshotKey(engine arenero.Engine, caps arenero.Capabilities, img arenero.Image) image.Key {
+	return image.Key{
+		Image: img.Digest, Engine: strings.TrimSpace(engine.Name() + " " + caps.Version),
+		Platform: caps.Platform, CPU: caps.CPU, Agent: h.AgentDigest, Profile: profile,
+	}
 }
 
 // findSnapshot fills in where the image's warm snapshot is, or why there is none.
@@ -40,7 +44,7 @@ func (h *Host) findSnapshot(img *arenero.Image, engine arenero.Engine, caps aren
 		img.ColdWhy = "engine " + engine.Name() + " can not restore snapshots here"
 		return
 	}
-	img.Snapshot, img.ColdWhy = h.Images.LookupSnapshot(*img, h.snapshotKey(engine, caps, *img))
+	img.Snapshot, img.ColdWhy = h.Images.Lookup(h.snapshotKey(engine, caps, *img))
 	if img.Snapshot == "" && h.Warm {
 		h.wantWarm(*img)
 	}
@@ -135,7 +139,7 @@ func (h *Host) WarmImage(ctx context.Context, img arenero.Image) (err error) {
 		return nil
 	}
 	key := h.snapshotKey(engine, caps, img)
-	if dir, _ := h.Images.LookupSnapshot(img, key); dir != "" {
+	if dir, _ := h.Images.Lookup(key); dir != "" {
 		return nil
 	}
 	start := time.Now()
@@ -146,7 +150,7 @@ func (h *Host) WarmImage(ctx context.Context, img arenero.Image) (err error) {
 		}
 		h.meter.warmups.WithLabelValues(outcome).Inc()
 	}()
-	err = h.Images.PutSnapshot(ctx, img, key, func(dir string) error { return h.warmInto(ctx, engine, img, dir) })
+	_, err = h.Images.Put(ctx, key, func(dir string) error { return h.warmInto(ctx, engine, img, dir) })
 	if err == nil {
 		h.log.Info("image is warm", "image", img.Name, "took", time.Since(start).Round(time.Millisecond))
 	}

@@ -1,0 +1,171 @@
+package rest
+
+import (
+	"context"
+
+	"github.com/arenero/arenero"
+	"github.com/arenero/arenero/host"
+	"github.com/danielgtaylor/huma/v2"
+)
+
+// byKernel is the part of a request that names a kernel.
+type byKernel struct {
+	byID
+	Name string `path:"name" maxLength:"64" pattern:"^[a-zA-Z0-9._-]+$" doc:"The default one is called python"`
+}
+
+type kernelsResponse struct {
+	Body struct {
+		Kernels []arenero.KernelInfo `json:"kernels"`
+	}
+}
+
+func (d *Door) guest(ctx context.Context, id string, scope host.Scope) (arenero.Guest, error) {
+	return d.Host.Guest(ctx, askerOf(ctx).who, id, scope)
+}
+
+func (d *Door) listKernels(ctx context.Context, in *byID) (*kernelsResponse, error) {
+	g, err := d.guest(ctx, in.ID, host.ScopeRead)
+	if err != nil {
+		return nil, err
+	}
+	all, err := g.ListKernels(ctx)
+	if err != nil {
+		return nil, err
+	}
+	out := &kernelsResponse{}
+	out.Body.Kernels = append([]arenero.KernelInfo{}, all...)
+	return out, nil
+}
+
+type startKernelRequest struct {
+	byID
+	Body struct {
+		Name     string            `json:"name" maxLength:"64" pattern:"^[a-zA-Z0-9._-]+$" doc:"Your name for it"`
+		Language string            `json:"language,omitempty" maxLength:"64" doc:"A language or a kernelspec of the image; python if left out"`
+		Dir      string            `json:"dir,omitempty" doc:"Where it starts; the work directory if left out"`
+		Env      map[string]string `json:"env,omitempty"`
+	}
+}
+
+type kernelResponse struct {
+	Body arenero.KernelInfo
+}
+
+func (d *Door) startKernel(ctx context.Context, in *startKernelRequest) (*kernelResponse, error) {
+	if in.Body.Dir != "" {
+		if err := checkPath(in.Body.Dir); err != nil {
+			return nil, err
+		}
+	}
+	if err := host.CheckEnv(in.Body.Env); err != nil {
+		return nil, err
+	}
+	g, err := d.guest(ctx, in.ID, host.ScopeRun)
+	if err != nil {
+		return nil, err
+	}
+	k, err := g.StartKernel(ctx, arenero.KernelRequest{
+		Name: in.Body.Name, Language: host.Language(in.Body.Language), Dir: in.Body.Dir, Env: in.Body.Env,
+	})
+	if err != nil {
+		return nil, err
+	}
+	return &kernelResponse{Body: k}, nil
+}
+
+func (d *Door) stopKernel(ctx context.Context, in *byKernel) (*nothing, error) {
+	return d.onKernel(ctx, in, arenero.Guest.StopKernel)
+}
+
+func (d *Door) interruptKernel(ctx context.Context, in *byKernel) (*nothing, error) {
+	return d.onKernel(ctx, in, arenero.Guest.InterruptKernel)
+}
+
+func (d *Door) restartKernel(ctx context.Context, in *byKernel) (*nothing, error) {
+	return d.onKernel(ctx, in, arenero.Guest.RestartKernel)
+}
+
+func (d *Door) onKernel(ctx context.Context, in *byKernel, f func(arenero.Guest, context.Context, string) error) (*nothing, error) {
+	g, err := d.guest(ctx, in.ID, host.ScopeRun)
+	if err != nil {
+		return nil, err
+	}
+	return nil, f(g, ctx, in.Name)
+}
+
+type cellRequest struct {
+	byKernel
+	Accept string `header:"Accept"`
+	Body   struct {
+		Code     string            `json:"code" doc:"What to run" example:"x = 41\nx + 1"`
+		Timeout  float64           `json:"timeout,omitempty" doc:"Seconds it may take; the sandbox's default if left out"`
+		Language string            `json:"language,omitempty" maxLength:"64" doc:"Of the kernel, if it has to be started; the kernel's name if left out"`
+		Env      map[string]string `json:"env,omitempty" doc:"Environment variables while it runs"`
+		Stdin    string            `json:"stdin,omitempty" doc:"What it reads from standard input; with it the code runs as a script"`
+		Silent   bool              `json:"silent,omitempty" doc:"No history, no count"`
+	}
+}
+
+// runCell runs a cell; a kernel named like its language is started if it is not
+// there.
+func (d *Door) runCell(ctx context.Context, in *cellRequest) (*huma.StreamResponse, error) {
+	if err := checkCode(in.Body.Code); err != nil {
+		return nil, err
+	}
+	timeout, err := seconds("timeout", in.Body.Timeout)
+	if err != nil {
+		return nil, err
+	}
+	g, err := d.guest(ctx, in.ID, host.ScopeRun)
+	if err != nil {
+		return nil, err
+	}
+	language := in.Body.Language
+	if language == "" {
+		language = in.Name
+	}
+	if err := d.Host.EnsureKernel(ctx, g, in.Name, host.Language(language)); err != nil {
+		return nil, err
+	}
+	cell := arenero.Execute{Kernel: in.Name, Code: in.Body.Code, Timeout: timeout, Env: in.Body.Env, Silent: in.Body.Silent}
+	if in.Body.Stdin != "" {
+		cell.Script = &arenero.Script{File: "script", Stdin: []byte(in.Body.Stdin)}
+	}
+	keep, err := d.keep(ctx, in.ID)
+	if err != nil {
+		return nil, err
+	}
+	x, err := g.Execute(ctx, cell)
+	if err != nil {
+		return nil, err
+	}
+	c := host.NewCollector(keep)
+	if accepts(in.Accept, "text/event-stream") {
+		return &huma.StreamResponse{Body: func(huma.Context) {
+			defer x.Close()
+			s := openEvents(askerOf(ctx))
+			defer s.close()
+			s.cell(x)
+		}}, nil
+	}
+	defer x.Close()
+	if err := host.CollectExecution(x, c, nil); err != nil {
+		return nil, err
+	}
+	return answer(c.Result()), nil
+}
+
+// keep is how many bytes of each stream a result of this sandbox holds.
+func (d *Door) keep(ctx context.Context, id string) (int64, error) {
+	sb, err := d.Host.Get(ctx, askerOf(ctx).who, id)
+	return sb.Limits.Output, err
+}
+
+// answer writes a result as JSON, for handlers that may also stream.
+func answer(r arenero.Result) *huma.StreamResponse {
+	return &huma.StreamResponse{Body: func(ctx huma.Context) {
+		ctx.SetHeader("Content-Type", "application/json")
+		_ = strictJSON.Marshal(ctx.BodyWriter(), r) // the client may be gone
+	}}
+}

@@ -1,0 +1,112 @@
+package rest
+
+import (
+	"context"
+	"net/http"
+	"reflect"
+	"time"
+
+	"github.com/danielgtaylor/huma/v2"
+)
+
+// register is the table of routes.
+func (d *Door) register() {
+	route(d, "execute", "POST", "/execute", "Run code once, in a fresh sandbox", d.execute, body(maxBody))
+
+	route(d, "create-sandbox", "POST", "/v1/sandboxes", "Make a sandbox", d.createSandbox, body(maxSmallBody), status(http.StatusCreated))
+	route(d, "list-sandboxes", "GET", "/v1/sandboxes", "List sandboxes", d.listSandboxes)
+	route(d, "get-sandbox", "GET", "/v1/sandboxes/{id}", "What is known of a sandbox", d.getSandbox)
+	route(d, "kill-sandbox", "DELETE", "/v1/sandboxes/{id}", "End a sandbox", d.killSandbox)
+
+	route(d, "list-kernels", "GET", "/v1/sandboxes/{id}/kernels", "List kernels", d.listKernels)
+	route(d, "start-kernel", "POST", "/v1/sandboxes/{id}/kernels", "Start a kernel", d.startKernel, body(maxSmallBody), status(http.StatusCreated))
+	route(d, "stop-kernel", "DELETE", "/v1/sandboxes/{id}/kernels/{name}", "Stop a kernel", d.stopKernel)
+	route(d, "run-cell", "POST", "/v1/sandboxes/{id}/kernels/{name}/execute",
+		"Run code in a kernel; variables stay. With Accept: text/event-stream, as it happens", d.runCell, body(maxBody), streams("text/event-stream"))
+	route(d, "interrupt-kernel", "POST", "/v1/sandboxes/{id}/kernels/{name}/interrupt", "Stop the running cell; variables stay", d.interruptKernel)
+	route(d, "restart-kernel", "POST", "/v1/sandboxes/{id}/kernels/{name}/restart", "Give a kernel a fresh interpreter", d.restartKernel)
+
+	route(d, "exec", "POST", "/v1/sandboxes/{id}/exec",
+		"Run a command. With Accept: text/event-stream, as it happens; with application/octet-stream, stdout alone and the exit in trailers",
+		d.exec, body(maxBody), streams("text/event-stream", "application/octet-stream"))
+
+	route(d, "read-file", "GET", "/v1/sandboxes/{id}/files", "Read a file", d.readFile, streams("application/octet-stream"))
+	route(d, "write-file", "PUT", "/v1/sandboxes/{id}/files", "Write a file: the body is its content", d.writeFile, takes("application/octet-stream"))
+	route(d, "remove-file", "DELETE", "/v1/sandboxes/{id}/files", "Remove a file or a folder", d.removeFile)
+	route(d, "list-files", "GET", "/v1/sandboxes/{id}/files/list", "List a folder", d.listFiles)
+
+	route(d, "list-images", "GET", "/v1/images", "List images", d.listImages)
+	route(d, "health", "GET", "/healthz", "Whether the server answers", d.health)
+}
+
+type option func(*huma.Operation)
+
+// body bounds the request's body.
+func body(n int64) option { return func(o *huma.Operation) { o.MaxBodyBytes = n } }
+
+func status(code int) option { return func(o *huma.Operation) { o.DefaultStatus = code } }
+
+// streams says in the description which other forms the answer has.
+func streams(types ...string) option {
+	return func(o *huma.Operation) {
+		content := map[string]*huma.MediaType{}
+		for _, t := range types {
+			content[t] = &huma.MediaType{Schema: &huma.Schema{Type: huma.TypeString}}
+		}
+		o.Responses["200"] = &huma.Response{Description: "OK", Content: content}
+	}
+}
+
+// takes says in the description what the body is, for a handler that reads it
+// itself.
+func takes(mime string) option {
+	return func(o *huma.Operation) {
+		o.RequestBody = &huma.RequestBody{Required: true, Content: map[string]*huma.MediaType{
+			mime: {Schema: &huma.Schema{Type: huma.TypeString, Format: "binary"}},
+		}}
+	}
+}
+
+// route adds one row: huma reads and checks the request and writes the answer,
+// f does the work, and its error becomes a Problem.
+func route[I, O any](d *Door, id, method, path, summary string, f func(context.Context, *I) (*O, error), opts ...option) {
+	problem := d.api.OpenAPI().Components.Schemas.Schema(reflect.TypeFor[Problem](), true, "Problem")
+	op := huma.Operation{
+		OperationID: id, Method: method, Path: path, Summary: summary,
+		BodyReadTimeout: time.Minute,
+		Responses: map[string]*huma.Response{"default": {
+			Description: "Any failure", Content: map[string]*huma.MediaType{"application/problem+json": {Schema: problem}},
+		}},
+	}
+	if d.public[path] {
+		op.Security = []map[string][]string{}
+	}
+	for _, o := range opts {
+		o(&op)
+	}
+	d.routes = append(d.routes, op)
+	huma.Register(d.api, op, func(ctx context.Context, in *I) (*O, error) {
+		a := askerOf(ctx)
+		// The time to read the body is over; the run has its own. Not every
+		// connection has deadlines (HTTP/2, tests): then there is none to lift.
+		_ = http.NewResponseController(a.w).SetReadDeadline(time.Time{})
+		out, err := f(ctx, in)
+		if err != nil {
+			p := problemOf(err)
+			if p.Status == http.StatusTooManyRequests {
+				return nil, huma.ErrorWithHeaders(p, http.Header{"Retry-After": {"1"}})
+			}
+			return nil, p
+		}
+		return out, nil
+	})
+}
+
+// finishDescription mends what reflection can not know.
+func (d *Door) finishDescription() {
+	for _, s := range d.api.OpenAPI().Components.Schemas.Map() {
+		if p := s.Properties["duration_ms"]; p != nil {
+			s.Properties["duration_ms"] = &huma.Schema{Type: huma.TypeNumber, Description: "Wall clock inside the sandbox, in milliseconds"}
+		}
+	}
+}
