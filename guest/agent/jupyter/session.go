@@ -142,7 +142,8 @@ func (s *session) connectionFile() string { return filepath.Join(s.dir, "connect
 func (s *session) socket(port int) string { return fmt.Sprintf("%s/k-%d", s.dir, port) }
 
 func (s *session) argv() []string {
-	fill := strings.NewReplacer("{connection_file}", s.connectionFile(), "{resource_dir}", s.spec.dir, "{prefix}", "/usr")
+	fill := strings.NewReplacer("{connection_file}", s.connectionFile(), "{resource_dir}", s.spec.dir, "{prefix}", "/usr",
+		"{arenero}", filepath.Join(s.dir, "ipython", "profile_default"))
 	argv := make([]string, len(s.spec.Argv))
 	for i, a := range s.spec.Argv {
 		argv[i] = fill.Replace(a)

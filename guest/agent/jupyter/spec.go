@@ -70,8 +70,33 @@ func (m *Manager) specs() []spec {
 			out = append(out, s)
 		}
 	}
+	out = append(out, m.ownSpecs(out)...)
 	sort.Slice(out, func(i, j int) bool { return out[i].name < out[j].name })
 	return out
+}
+
+// ownSpecs are kernels we bring along, for languages that the image has the
+// interpreter of but no kernel: they need ipykernel, which the image's Python
+// kernel says where to find.
+func (m *Manager) ownSpecs(installed []spec) []spec {
+	var python string
+	for _, s := range installed {
+		if s.Language == "bash" {
+			return nil
+		}
+		for _, a := range s.Argv {
+			if python == "" && a == "ipykernel_launcher" {
+				python = s.Argv[0]
+			}
+		}
+	}
+	if fi, err := os.Stat("/bin/bash"); err != nil || !fi.Mode().IsRegular() || python == "" {
+		return nil
+	}
+	return []spec{{
+		name: "bash", ours: true, Display: "Bash", Language: "bash",
+		Argv: []string{python, "{arenero}/_arenero_bash.py", "-f", "{connection_file}"},
+	}}
 }
 
 // readSpec reads a kernelspec. Images are hostile too: the file is bounded and

@@ -15,6 +15,7 @@ def configure(c):
     """Called by the configuration file, before any socket is open."""
     c.HistoryManager.enabled = False  # no SQLite file, no thread for it
     c.IPKernelApp.extensions = ["_arenero"]
+    c.Kernel._execute_sleep = 0.0  # waits for output; we wait for the idle message instead
     _patch_streams()
     _patch_iopub()
 
@@ -251,11 +252,14 @@ def _patch_streams():
         except UnicodeEncodeError:
             return string.encode("utf-8", "surrogatepass").decode("utf-8", "replace")
 
-    def bounded_write(self, string):
-        if isinstance(string, str) and not string.isascii():
-            string = clean(string)
-        if not isinstance(string, str) or os.getpid() != self._master_pid:
-            return write(self, string)
+    last = [None]  # the stream that was written to last
+
+    def put(self, string):
+        """Writes, in order with the other stream and never far ahead of the reader."""
+        before, last[0] = last[0], self
+        if before is not self and before is not None and getattr(before, "_arenero_held", 0):
+            before._arenero_held = 0
+            before.flush()
         for i in range(0, len(string), _PIECE):
             piece = string[i : i + _PIECE]
             write(self, piece)
@@ -263,6 +267,19 @@ def _patch_streams():
             if self._arenero_held >= _PIECE:
                 self._arenero_held = 0
                 self.flush()
+
+    def bounded_write(self, string):
+        if not isinstance(string, str) or os.getpid() != self._master_pid:
+            return write(self, string)
+        if not string.isascii():
+            string = clean(string)
+        # What a child process wrote before this comes before this. It took a while
+        # to start, so a tight loop of prints need not look each time.
+        now = time.monotonic()
+        if now - getattr(self, "_arenero_looked", 0) > 0.0005:
+            settle(self)
+            self._arenero_looked = time.monotonic()
+        put(self, string)
         return len(string)
 
     OutStream.write = bounded_write
@@ -278,12 +295,12 @@ def _patch_streams():
                 data = os.read(self._fid, 65536)
                 if not data:
                     return
-                self.write(data.decode("utf-8", "surrogateescape"))
+                put(self, data.decode("utf-8", "surrogateescape"))
 
     def settle(self):
         """Waits until all that is in the pipe has become output of this cell."""
         lock = getattr(self, "_arenero_lock", None)
-        if lock is None or os.getpid() != self._master_pid:
+        if lock is None or os.getpid() != self._master_pid or threading.current_thread() is self.watch_fd_thread:
             return
         for _ in range(2000):
             with lock:
