@@ -17,8 +17,6 @@ import tempfile
 from ipykernel.kernelapp import IPKernelApp
 from ipykernel.kernelbase import Kernel
 
-_STATUS, _STDERR = 62, 61  # descriptors in bash; the first is closed while a cell runs
-_START = f"exec 2>&{_STDERR} {_STDERR}>&-; set +H +m; PS1= PS2= BASH_ARGV0=bash; unset HISTFILE; printf '%d\\n' 0 >&{_STATUS}\n"
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 
 
@@ -38,8 +36,9 @@ class BashKernel(Kernel):
         commands, self._commands = os.pipe()
         self._status, status = os.pipe()
         stderr = os.dup(2)
-        os.dup2(status, _STATUS)
-        os.dup2(stderr, _STDERR)
+        # The descriptors keep their numbers in bash; it closes the status while a
+        # cell runs, so that no child of the cell holds it.
+        self._to = status
         # The kernel ignores interrupts between cells; bash must not inherit that.
         before = signal.signal(signal.SIGINT, signal.SIG_DFL)
         try:
@@ -49,15 +48,18 @@ class BashKernel(Kernel):
                 ["bash", "--noprofile", "--norc", "--noediting", "-i"],
                 stdin=commands,
                 stderr=subprocess.DEVNULL,
-                pass_fds=(_STATUS, _STDERR),
+                pass_fds=(status, stderr),
                 cwd=folder,
                 env={**os.environ, "PS1": "", "PS2": "", "PAGER": "cat"},
             )
         finally:
             signal.signal(signal.SIGINT, before)
-            for fd in (commands, status, stderr, _STATUS, _STDERR):
+            for fd in (commands, status, stderr):
                 os.close(fd)
-        self._ask(_START)
+        self._ask(
+            f"exec 2>&{stderr} {stderr}>&-; set +H +m; PS1= PS2= BASH_ARGV0=bash; unset HISTFILE; "
+            f"printf '%d\\n' 0 >&{status}\n"
+        )
 
     def _ask(self, line):
         """Gives bash a line and returns the status it answers, None if it ended."""
@@ -115,7 +117,7 @@ class BashKernel(Kernel):
         env = [f"{k}={shlex.quote(v)}" for k, v in (extra.get("env") or {}).items() if _NAME.match(k)]
         self._last = self._place()
         status = self._ask(
-            " ".join([*env, ".", shlex.quote(path), f"</dev/null {_STATUS}>&-\nprintf '%d\\n' $? >&{_STATUS}\n"])
+            " ".join([*env, ".", shlex.quote(path), f"</dev/null {self._to}>&-\nprintf '%d\\n' $? >&{self._to}\n"])
         )
         if status is None:
             status = self._restart()
@@ -136,7 +138,7 @@ class BashKernel(Kernel):
     def _lines(self, command):
         """What a command of bash prints, by lines."""
         path = os.path.join(self._folder, "answer")
-        if self._ask(f"{{ {command}; }} >{shlex.quote(path)} 2>/dev/null </dev/null\nprintf '%d\\n' $? >&{_STATUS}\n") is None:
+        if self._ask(f"{{ {command}; }} >{shlex.quote(path)} 2>/dev/null </dev/null\nprintf '%d\\n' $? >&{self._to}\n") is None:
             self._last = None
             self._restart()
             return []
