@@ -81,7 +81,7 @@ type Box struct {
 	RootFS   string   // path of the image's EROFS file, read-only and shared
 	Restore  string   // directory of a snapshot to restore instead of booting; "" boots
 	Hostname string   //
-	Env      []string // of the guest agent; processes get theirs by each start
+	Env      []string // of the guest agent alone; an image's environment is for user code, see Wake
 	NetNS    string   // path of a network namespace made for this box; "" means no network at all
 	Limits   Limits   //
 }

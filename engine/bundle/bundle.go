@@ -66,10 +66,8 @@ func Write(s *specs.Spec, dir string) error {
 
 func process(s *specs.Spec, b arenero.Box) error {
 	s.Process = &specs.Process{
-		User: specs.User{UID: AgentID, GID: AgentID},
-		Args: []string{AgentPath, "init", "--wire=stdio"},
-		// The image's environment is for user code; the agent gets none of it, so
-		// that nothing an image says can change how the agent runs.
+		User:            specs.User{UID: AgentID, GID: AgentID},
+		Args:            []string{AgentPath, "init", "--wire=stdio"},
 		Env:             append([]string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}, b.Env...),
 		Cwd:             "/",
 		NoNewPrivileges: true,
@@ -88,12 +86,12 @@ func capabilities(s *specs.Spec, _ arenero.Box) error {
 	return nil
 }
 
-// rlimits are the agent's own: it must be able to serve while the user's
-// processes are at their limits, which it sets when it starts each.
-func rlimits(s *specs.Spec, b arenero.Box) error {
-	files := max(uint64(b.Limits.OpenFiles), 4096)
+// rlimits are the agent's own, the same for every box, since a snapshot is only
+// restored into a box of the same specification: it must be able to serve while
+// the user's processes are at their limits, which it sets when it starts each.
+func rlimits(s *specs.Spec, _ arenero.Box) error {
 	s.Process.Rlimits = []specs.POSIXRlimit{
-		{Type: "RLIMIT_NOFILE", Soft: files, Hard: files},
+		{Type: "RLIMIT_NOFILE", Soft: arenero.MaxOpenFiles, Hard: arenero.MaxOpenFiles},
 		{Type: "RLIMIT_CORE", Soft: 0, Hard: 0},
 	}
 	return nil
