@@ -130,6 +130,12 @@ func (r *Recipe) install(ctx context.Context, c *chroot, p Progress) error {
 			return err
 		}
 	}
+	for i, argv := range r.Run {
+		p.step("run "+clean(path.Base(argv[0]), 1), int64(i), int64(len(r.Run)))
+		if err := c.run(ctx, op, r.Name, nil, argv...); err != nil {
+			return err
+		}
+	}
 	p.step("compile python", 0, 0)
 	if err := r.compile(ctx, c, root); err != nil {
 		return err

@@ -39,6 +39,9 @@ func (c *chroot) run(ctx context.Context, op, id string, line func(string), argv
 	if err != nil {
 		return err
 	}
+	if !strings.Contains(argv[0], "/") {
+		argv = append([]string{"/usr/bin/env"}, argv...) // looks in the PATH of the tree
+	}
 	t := &tool{
 		argv: argv, env: env, root: c.path, hold: c.work.lock.f, line: line,
 		prep: func() error { return c.mounts(binds) },
@@ -55,7 +58,7 @@ func (c *chroot) run(ctx context.Context, op, id string, line func(string), argv
 	case !isExit(err):
 		return err
 	}
-	return arenero.Errorf(arenero.Unavailable, op, id, "%s: %w\n%s", filepath.Base(argv[0]), err, clean(out, 12))
+	return arenero.Errorf(arenero.Unavailable, op, id, "%s: %w\n%s", clean(strings.Join(argv[:min(2, len(argv))], " "), 1), err, clean(out, 12))
 }
 
 // certificates are mounted over those of the tree while a command runs, since a

@@ -31,6 +31,7 @@ type Recipe struct {
 	Pip     []string          `yaml:"pip" json:"pip,omitempty"`
 	Npm     []string          `yaml:"npm" json:"npm,omitempty"`
 	Files   []File            `yaml:"files" json:"files,omitempty"`
+	Run     [][]string        `yaml:"run" json:"run,omitempty"` // commands, run as root in the tree after all else; no shell
 	Env     map[string]string `yaml:"env" json:"env,omitempty"`
 	User    string            `yaml:"user" json:"user,omitempty"`       // who user code is; "" is user, uid 1000
 	Workdir string            `yaml:"workdir" json:"workdir,omitempty"` // "" is /workspace
@@ -124,7 +125,7 @@ func ParseRecipe(data []byte, dir string) (Recipe, error) {
 			err = errors.New("empty")
 		}
 		return Recipe{}, arenero.Errorf(arenero.Invalid, op, "", "%s", yaml.FormatError(err, false, true)).
-			WithHint("fields: name, debian, apt, pip, npm, files, env, user, workdir, start, warm")
+			WithHint("fields: name, debian, apt, pip, npm, files, run, env, user, workdir, start, warm")
 	}
 	if err := dec.Decode(new(any)); !errors.Is(err, io.EOF) {
 		return Recipe{}, arenero.Errorf(arenero.Invalid, op, "", "more than one document")
@@ -146,7 +147,7 @@ var (
 	suiteRE   = regexp.MustCompile(`^[a-z][a-z0-9-]{1,40}$`)
 	aptRE     = regexp.MustCompile(`^[a-z0-9][a-z0-9+.-]+(:[a-z0-9]+)?(=[A-Za-z0-9.+:~-]+)?(/[a-z-]+)?$`)
 	pipRE     = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._-]*(\[[A-Za-z0-9,._ -]+\])?([ ]*(==|>=|<=|~=|!=|<|>)[ ]*[A-Za-z0-9.*+!_-]+[ ]*,?)*$`)
-	npmRE     = regexp.MustCompile(`^(@[a-z0-9-~][a-z0-9-._~]*/)?[a-z0-9-~][a-z0-9-._~]*(@[A-Za-z0-9.^~<>=*-]+)?$`)
+	npmRE     = regexp.MustCompile(`^(@[a-z0-9~][a-z0-9._~-]*/)?[a-z0-9~][a-z0-9._~-]*(@[A-Za-z0-9.^~<>=*-]+)?$`)
 	mirrorRE  = regexp.MustCompile(`^(https?://|file:/)[A-Za-z0-9._~:/@%+-]+$`)
 	envRE     = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_]*$`)
 	kernelRE  = regexp.MustCompile(`^[a-zA-Z0-9._-]{1,64}$`)
@@ -202,9 +203,14 @@ func (r *Recipe) check() error {
 	if r.Workdir != "" && !cleanAbs(r.Workdir) {
 		return bad("workdir", "%q is not a clean absolute path", r.Workdir)
 	}
-	for _, a := range r.Start {
-		if strings.ContainsRune(a, 0) {
-			return bad("start", "an argument holds a NUL byte")
+	for field, list := range map[string][][]string{"start": {r.Start}, "run": r.Run} {
+		for _, argv := range list {
+			if field == "run" && len(argv) == 0 {
+				return bad(field, "an empty command")
+			}
+			if strings.ContainsRune(strings.Join(argv, ""), 0) {
+				return bad(field, "an argument holds a NUL byte")
+			}
 		}
 	}
 	for _, w := range r.Warm {

@@ -19,7 +19,7 @@ import (
 // whatever it starts ends with it, and it ends with us; and in a mount namespace
 // of its own, so no mount of a build is ever seen by, or left to, the host.
 type tool struct {
-	argv []string
+	argv []string // the first is a path, in root
 	env  []string
 	root string       // "" is the host's own
 	prep func() error // mounts, in the new mount namespace
@@ -37,9 +37,8 @@ func (t *tool) run(ctx context.Context) (tail string, err error) {
 	if err != nil {
 		return "", err
 	}
-	cmd := exec.Command(t.argv[0], t.argv[1:]...)
-	cmd.Env, cmd.Stdout, cmd.Stderr = t.env, pw, pw
-	cmd.Dir = "/"
+	// Not exec.Command, which would look in the host's PATH.
+	cmd := &exec.Cmd{Path: t.argv[0], Args: t.argv, Env: t.env, Dir: "/", Stdout: pw, Stderr: pw}
 	if t.hold != nil {
 		cmd.ExtraFiles = []*os.File{t.hold}
 	}
@@ -110,6 +109,8 @@ func (t *tool) isolate() error {
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return os.NewSyscallError("mount", err)
 	}
+	// The thread has its own umask since it has its own mount namespace.
+	unix.Umask(0o022)
 	if t.prep != nil {
 		if err := t.prep(); err != nil {
 			return err
