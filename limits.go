@@ -33,7 +33,7 @@ func DefaultLimits() Limits {
 		Processes: 256,
 		Disk:      1 * GiB,
 		OpenFiles: 1024,
-		Output:    10 * MiB,
+		Output:    1 * MiB, // kept up to five times over while a run is answered
 		Timeout:   60 * time.Second,
 	}
 }
