@@ -1,0 +1,210 @@
+package client
+
+import (
+	"context"
+	"io"
+	"io/fs"
+	"iter"
+	"net/url"
+	"strconv"
+	"time"
+
+	"github.com/arenero/arenero"
+)
+
+// Spec is the sandbox that [Client.Create] asks for. The zero value is one of the
+// image python with the server's default limits.
+type Spec struct {
+	Image    string
+	Engine   string
+	Limits   arenero.Limits
+	Env      map[string]string
+	Labels   map[string]string
+	Hostname string
+	Lifetime time.Duration // until it is ended; 0 is the server's default
+}
+
+// A Sandbox is one on the server. Info is what was known when it was made, found
+// or refreshed.
+type Sandbox struct {
+	Info arenero.Sandbox
+	c    *Client
+}
+
+// Create makes a sandbox and returns when it can be used. Kill it when done; it
+// ends by itself after its lifetime.
+func (c *Client) Create(ctx context.Context, s Spec) (*Sandbox, error) {
+	body := struct {
+		Image    string            `json:"image,omitempty"`
+		Engine   string            `json:"engine,omitempty"`
+		Limits   limits            `json:"limits"`
+		Env      map[string]string `json:"env,omitempty"`
+		Labels   map[string]string `json:"labels,omitempty"`
+		Hostname string            `json:"hostname,omitempty"`
+		Lifetime float64           `json:"lifetime,omitempty"`
+	}{s.Image, s.Engine, limitsOf(s.Limits), s.Env, s.Labels, s.Hostname, s.Lifetime.Seconds()}
+	sb := &Sandbox{c: c}
+	if err := c.call(ctx, "create sandbox", "POST", "/v1/sandboxes", body, &sb.Info); err != nil {
+		return nil, err
+	}
+	return sb, nil
+}
+
+// Get finds a sandbox by its id. [arenero.NotFound] when there is none.
+func (c *Client) Get(ctx context.Context, id string) (*Sandbox, error) {
+	sb := &Sandbox{c: c}
+	if err := c.call(ctx, "get sandbox", "GET", "/v1/sandboxes/"+escape(id), nil, &sb.Info); err != nil {
+		return nil, err
+	}
+	return sb, nil
+}
+
+// List goes through the sandboxes that have not ended. It asks for a page at a
+// time, and stops at the first error.
+func (c *Client) List(ctx context.Context) iter.Seq2[*Sandbox, error] {
+	return func(yield func(*Sandbox, error) bool) {
+		for after := ""; ; {
+			var page struct {
+				Sandboxes []arenero.Sandbox `json:"sandboxes"`
+				Next      string            `json:"next"`
+			}
+			path := "/v1/sandboxes"
+			if after != "" {
+				path += "?after=" + url.QueryEscape(after)
+			}
+			if err := c.call(ctx, "list sandboxes", "GET", path, nil, &page); err != nil {
+				yield(nil, err)
+				return
+			}
+			for _, info := range page.Sandboxes {
+				if !yield(&Sandbox{Info: info, c: c}, nil) {
+					return
+				}
+			}
+			if after = page.Next; after == "" {
+				return
+			}
+		}
+	}
+}
+
+// ID is the sandbox's id.
+func (s *Sandbox) ID() string { return s.Info.ID }
+
+func (s *Sandbox) path(rest string) string { return "/v1/sandboxes/" + escape(s.Info.ID) + rest }
+
+// Refresh asks for the sandbox's state.
+func (s *Sandbox) Refresh(ctx context.Context) error {
+	return s.c.call(ctx, "get sandbox", "GET", s.path(""), nil, &s.Info)
+}
+
+// Kill ends the sandbox; nothing of it is left when it returns. One that has
+// ended is no error.
+func (s *Sandbox) Kill(ctx context.Context) error {
+	return s.c.call(ctx, "kill sandbox", "DELETE", s.path(""), nil, nil)
+}
+
+// A Command is a process to run in a sandbox. No shell looks at it.
+type Command struct {
+	Argv    []string          `json:"argv"`
+	Env     map[string]string `json:"env,omitempty"`
+	Dir     string            `json:"dir,omitempty"` // "" is the work directory
+	Stdin   string            `json:"stdin,omitempty"`
+	Timeout time.Duration     `json:"-"` // 0 is the sandbox's default
+}
+
+func (c Command) body() any {
+	return struct {
+		Command
+		Timeout float64 `json:"timeout,omitempty"`
+	}{c, c.Timeout.Seconds()}
+}
+
+// Exec runs a command to its end.
+func (s *Sandbox) Exec(ctx context.Context, cmd Command) (arenero.Result, error) {
+	var res arenero.Result
+	err := s.c.call(ctx, "exec", "POST", s.path("/exec"), cmd.body(), &res)
+	return res, err
+}
+
+// Stream runs a command and goes through what it prints as it comes. The last
+// event has Exit set, or the error is set. Breaking off kills the command.
+func (s *Sandbox) Stream(ctx context.Context, cmd Command) iter.Seq2[arenero.ProcessEvent, error] {
+	return func(yield func(arenero.ProcessEvent, error) bool) {
+		for e, err := range s.c.events(ctx, "exec", s.path("/exec"), cmd.body()) {
+			var out arenero.ProcessEvent
+			if err == nil {
+				out, err = processEvent(e)
+			}
+			if err == nil && out.Exit == nil && out.Stdout == nil && out.Stderr == nil {
+				continue // the start, or an event of a newer server
+			}
+			if !yield(out, err) || err != nil || out.Exit != nil {
+				return
+			}
+		}
+	}
+}
+
+// Copy runs a command and writes its standard output to w as fast as it comes,
+// without a bound. The result holds how it ended and the end of its stderr; its
+// Stdout is empty.
+func (s *Sandbox) Copy(ctx context.Context, w io.Writer, cmd Command) (arenero.Result, error) {
+	const op = "exec"
+	resp, err := s.c.post(ctx, op, s.path("/exec"), "application/octet-stream", cmd.body())
+	if err != nil {
+		return arenero.Result{}, err
+	}
+	defer resp.Body.Close()
+	if _, err := io.Copy(w, resp.Body); err != nil {
+		return arenero.Result{}, broken(ctx, op, err)
+	}
+	code, err := strconv.Atoi(resp.Trailer.Get("Arenero-Exit-Code"))
+	if err != nil {
+		return arenero.Result{}, arenero.Errorf(arenero.Unavailable, op, "", "the answer was cut off")
+	}
+	stderr, _ := url.QueryUnescape(resp.Trailer.Get("Arenero-Stderr")) // for people
+	return arenero.Result{
+		ExitCode: code, ExitReason: arenero.ExitReason(resp.Trailer.Get("Arenero-Exit-Reason")), Stderr: stderr,
+		Results: []arenero.Display{},
+	}, nil
+}
+
+// ReadFile opens a file of the sandbox; the caller closes it.
+func (s *Sandbox) ReadFile(ctx context.Context, path string) (io.ReadCloser, error) {
+	resp, err := s.c.do(ctx, "read file", "GET", s.file("", path), "application/octet-stream", "", nil)
+	if err != nil {
+		return nil, err
+	}
+	return resp.Body, nil
+}
+
+// WriteFile replaces a file by what r gives, making parent folders. The file
+// appears when it is whole.
+func (s *Sandbox) WriteFile(ctx context.Context, path string, mode fs.FileMode, r io.Reader) error {
+	const op = "write file"
+	resp, err := s.c.do(ctx, op, "PUT", s.file("", path)+"&mode="+strconv.FormatUint(uint64(mode.Perm()), 8),
+		"application/json", "application/octet-stream", r)
+	if err != nil {
+		return err
+	}
+	return resp.Body.Close()
+}
+
+// RemoveFile removes a file, or a folder with all that is in it.
+func (s *Sandbox) RemoveFile(ctx context.Context, path string) error {
+	return s.c.call(ctx, "remove file", "DELETE", s.file("", path), nil, nil)
+}
+
+// ListFiles lists a folder down to depth; 1 is the folder itself.
+func (s *Sandbox) ListFiles(ctx context.Context, path string, depth int) ([]arenero.FileInfo, error) {
+	var out struct {
+		Entries []arenero.FileInfo `json:"entries"`
+	}
+	err := s.c.call(ctx, "list files", "GET", s.file("/list", path)+"&depth="+strconv.Itoa(depth), nil, &out)
+	return out.Entries, err
+}
+
+func (s *Sandbox) file(rest, path string) string {
+	return s.path("/files") + rest + "?path=" + url.QueryEscape(path)
+}
