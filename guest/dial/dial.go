@@ -1,0 +1,201 @@
+// Package dial is the host's end of the wire: it speaks to the guest agent in one
+// sandbox and implements [arenero.Guest].
+//
+// The guest is hostile. Every reply is bounded in size and count, every call in
+// time; strings are made valid UTF-8, numbers are checked, and what a guest says
+// is only ever data: nothing here uses it as a path, a size to allocate, or a
+// text for a terminal.
+package dial
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+	"time"
+	"unicode/utf8"
+
+	"connectrpc.com/connect"
+
+	"github.com/arenero/arenero"
+	"github.com/arenero/arenero/guest/wire"
+)
+
+const (
+	callTimeout = 30 * time.Second // of a call that is answered at once
+	maxMessage  = 64 << 20         // one message: a display may hold a large picture
+	maxCount    = 4096             // entries of a list that is not of files
+
+	// HTTP/2 windows: a stream nobody reads holds at most streamWindow, and so many
+	// of them may stand still before the others have to wait.
+	streamWindow = 512 << 10
+	connWindow   = 64 * streamWindow
+
+	// A wire that is silent for so long is asked whether anybody is there.
+	pingAfter   = 15 * time.Second
+	pingTimeout = 15 * time.Second
+)
+
+// Guest is one guest agent at the end of an open wire.
+type Guest struct {
+	api  wire.GuestClient
+	http *http.Transport
+	conn net.Conn
+	once sync.Once
+	err  error
+}
+
+var _ arenero.Guest = (*Guest)(nil)
+
+// Open starts a session on a box's wire and owns conn from now on, also when it
+// fails: [arenero.Unavailable] when nobody answers before ctx ends. A session
+// that another one has taken over fails all its calls.
+func Open(ctx context.Context, conn net.Conn) (arenero.Guest, error) {
+	session, err := wire.Connect(ctx, conn)
+	if err != nil {
+		return nil, err
+	}
+	var protocols http.Protocols
+	protocols.SetUnencryptedHTTP2(true)
+	first := make(chan net.Conn, 1)
+	first <- session
+	t := &http.Transport{
+		Protocols: &protocols,
+		// There is one connection; when it is lost, so is the session.
+		DialContext: func(context.Context, string, string) (net.Conn, error) {
+			select {
+			case c := <-first:
+				return c, nil
+			default:
+				return nil, errLost
+			}
+		},
+		DisableCompression:     true,
+		MaxResponseHeaderBytes: 64 << 10,
+		HTTP2: &http.HTTP2Config{
+			MaxReadFrameSize:              256 << 10,
+			MaxReceiveBufferPerStream:     streamWindow,
+			MaxReceiveBufferPerConnection: connWindow,
+			SendPingTimeout:               pingAfter,
+			PingTimeout:                   pingTimeout,
+			MaxConcurrentStreams:          1000,
+		},
+	}
+	g := &Guest{http: t, conn: session}
+	g.api = wire.NewGuestClient(&http.Client{Transport: t}, "http://guest",
+		connect.WithReadMaxBytes(maxMessage), connect.WithAcceptCompression("gzip", nil, nil))
+	return g, nil
+}
+
+var errLost = errors.New("the wire to the sandbox is lost")
+
+// Close ends the session. What runs in the sandbox goes on.
+func (g *Guest) Close() error {
+	g.once.Do(func() {
+		g.err = g.conn.Close()
+		g.http.CloseIdleConnections()
+	})
+	return g.err
+}
+
+// call makes one call that is answered at once.
+func call[Req, Res any](ctx context.Context, op string, f func(context.Context, *Req) (*Res, error), req *Req) (*Res, error) {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	res, err := f(ctx, req)
+	return res, wire.FromWire(op, err)
+}
+
+// Hello implements [arenero.Guest].
+func (g *Guest) Hello(ctx context.Context) (arenero.Hello, error) {
+	res, err := call(ctx, "greet guest", g.api.Hello, &wire.HelloRequest{})
+	if err != nil {
+		return arenero.Hello{}, err
+	}
+	h := arenero.Hello{Version: text(res.Version, 64), Uptime: millis(res.UptimeMs)}
+	for _, s := range head(res.Specs, 64) {
+		h.Specs = append(h.Specs, arenero.KernelSpec{
+			Name: text(s.GetName(), 64), Language: text(s.GetLanguage(), 64), Display: text(s.GetDisplay(), 128),
+		})
+	}
+	return h, nil
+}
+
+// Wake implements [arenero.Guest].
+func (g *Guest) Wake(ctx context.Context, w arenero.Wake) error {
+	_, err := call(ctx, "wake guest", g.api.Wake, &wire.WakeRequest{
+		SandboxId: w.SandboxID, Hostname: w.Hostname, NowUnixNanos: w.Now.UnixNano(), Entropy: w.Entropy,
+		Env: w.Env, Workdir: w.Workdir, Warm: w.Warm,
+		User: &wire.User{Name: w.User.Name, Uid: w.User.UID, Gid: w.User.GID, Home: w.User.Home},
+		Limits: &wire.Limits{
+			Cpus: w.Limits.CPUs, Memory: w.Limits.Memory, Processes: int64(w.Limits.Processes),
+			Disk: w.Limits.Disk, OpenFiles: int64(w.Limits.OpenFiles), Output: w.Limits.Output,
+		},
+	})
+	return err
+}
+
+// text is a string of the guest's made fit for the rest of the house: valid
+// UTF-8, at most n bytes.
+func text(s string, n int) string {
+	if len(s) > n {
+		s = s[:n]
+	}
+	if utf8.ValidString(s) {
+		return s
+	}
+	return strings.ToValidUTF8(s, "\uFFFD")
+}
+
+func head[T any](list []T, n int) []T {
+	if len(list) > n {
+		return list[:n]
+	}
+	return list
+}
+
+// maxSpan keeps times within what can be added without overflow.
+const maxSpan = 100 * 365 * 24 * time.Hour
+
+func millis(ms int64) time.Duration { return span(ms, time.Millisecond) }
+func micros(us int64) time.Duration { return span(us, time.Microsecond) }
+
+func span(n int64, unit time.Duration) time.Duration {
+	if n < 0 {
+		return 0
+	}
+	if n > int64(maxSpan/unit) {
+		return maxSpan
+	}
+	return time.Duration(n) * unit
+}
+
+func moment(unixNanos int64) time.Time {
+	if unixNanos < 0 {
+		return time.Time{}
+	}
+	return time.Unix(0, unixNanos)
+}
+
+// within keeps a number of the guest's in bounds.
+func within(n, low, high int64) int { return int(min(max(n, low), high)) }
+
+var reasons = map[arenero.ExitReason]bool{
+	arenero.Exited: true, arenero.RaisedError: true, arenero.TimedOut: true, arenero.OutOfMemory: true,
+	arenero.DiskFull: true, arenero.ProcessLimit: true, arenero.OutputLimit: true, arenero.WasKilled: true,
+	arenero.Cancelled: true, arenero.KernelDied: true,
+}
+
+// reason is what the guest says of an end, if it is one of our words.
+func reason(s string) arenero.ExitReason {
+	if r := arenero.ExitReason(s); reasons[r] {
+		return r
+	}
+	return arenero.WasKilled
+}
+
+func broken(op, what string) error {
+	return arenero.Errorf(arenero.Internal, op, "", "the guest broke the protocol: %s", what)
+}
