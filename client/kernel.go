@@ -54,6 +54,7 @@ type Cell struct {
 func (c Cell) body() any {
 	return struct {
 		Cell
+
 		Timeout float64 `json:"timeout,omitempty"`
 	}{c, c.Timeout.Seconds()}
 }

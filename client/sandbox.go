@@ -116,6 +116,7 @@ type Command struct {
 func (c Command) body() any {
 	return struct {
 		Command
+
 		Timeout float64 `json:"timeout,omitempty"`
 	}{c, c.Timeout.Seconds()}
 }

@@ -196,24 +196,18 @@ func checkEngine(ctx context.Context, data string) []finding {
 		}
 	}
 	for _, d := range caps.Missing {
+		out[0].State = bad
 		out = append(out, finding{"engine", bad, d.What, d.Mend})
 	}
 	return out
 }
 
 func checkTools(context.Context, string) []finding {
-	var out []finding
-	for _, t := range []struct{ tool, pkg, why string }{
-		{"mmdebstrap", "mmdebstrap", "building images from recipes"},
-		{"mkfs.erofs", "erofs-utils", "making images"},
-	} {
-		if path, err := exec.LookPath(t.tool); err == nil {
-			out = append(out, finding{"tools", ok, path, ""})
-			continue
-		}
-		out = append(out, finding{"tools", note, t.tool + " is not installed: needed for " + t.why, "apt-get install " + t.pkg})
+	path, err := exec.LookPath("mmdebstrap")
+	if err != nil {
+		return []finding{{"tools", note, "mmdebstrap is not installed: images cannot be built from recipes here", "apt-get install mmdebstrap, or take an OCI image: arenero image pull"}}
 	}
-	return out
+	return []finding{{"tools", ok, path, ""}}
 }
 
 func checkImages(ctx context.Context, data string) []finding {

@@ -24,7 +24,8 @@ var version = "dev"
 const (
 	statusUsage    = 2   // the command line makes no sense
 	statusTimeout  = 124 // like timeout(1)
-	statusFault    = 125 // arenero itself failed, like docker run
+	statusFailed   = 1   // a verb other than run failed
+	statusFault    = 125 // run itself failed, not the program, like docker run
 	statusCanceled = 130 // Ctrl-C
 	statusMemory   = 137 // like a shell after the kernel's OOM killer
 )
@@ -46,7 +47,7 @@ type Main struct {
 
 // cli is the whole command line.
 type cli struct {
-	Data   string          `help:"Folder of images, sandboxes and keys." default:"${data}" env:"ARENERO_DATA" placeholder:"DIR"`
+	Data   string          `help:"Folder of images, sandboxes and keys (${default})." default:"${data}" env:"ARENERO_DATA" placeholder:"DIR"`
 	Config kong.ConfigFlag `help:"YAML file with values for flags; flags and environment come before it." env:"ARENERO_CONFIG" placeholder:"FILE"`
 
 	Run     runCmd     `cmd:"" help:"Run a program in a sandbox of its own."`
@@ -79,7 +80,8 @@ func (m *Main) Run(ctx context.Context) int {
 		kong.Exit(func(code int) { panic(status(code)) }), // after --help: kong would go on
 	)
 	if err != nil {
-		return m.fail(err)
+		say(m.Stderr, err)
+		return statusFailed
 	}
 	k, err := parse(parser, args)
 	if s, ok := errors.AsType[status](err); ok {
@@ -92,8 +94,16 @@ func (m *Main) Run(ctx context.Context) int {
 	}
 	c.Run.After = after
 	k.BindTo(ctx, (*context.Context)(nil))
-	if err := k.Run(m, &c); err != nil {
-		return m.fail(err)
+	err = k.Run(m, &c)
+	if s, ok := errors.AsType[status](err); ok {
+		return int(s)
+	}
+	if err != nil {
+		say(m.Stderr, err)
+		if strings.HasPrefix(k.Command(), "run") {
+			return statusFault
+		}
+		return statusFailed
 	}
 	return 0
 }
@@ -123,16 +133,7 @@ func cutArgs(args []string) (ours, after []string) {
 	return args[:i], append([]string{}, args[i+1:]...)
 }
 
-// fail prints an error as a person wants it: cause, code, hint. It returns the
-// exit status.
-func (m *Main) fail(err error) int {
-	if s, ok := errors.AsType[status](err); ok {
-		return int(s)
-	}
-	say(m.Stderr, err)
-	return statusFault
-}
-
+// say prints an error as a person wants it: cause, code, hint.
 func say(w io.Writer, err error) {
 	var b strings.Builder
 	fmt.Fprintf(&b, "arenero: %s", printable(err.Error()))

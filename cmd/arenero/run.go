@@ -25,7 +25,7 @@ import (
 type runCmd struct {
 	File string `arg:"" optional:"" help:"Program to run in a kernel; - reads it from standard input."`
 
-	Image   string        `help:"Image to run in." default:"python" placeholder:"NAME"`
+	Image   string        `help:"Image to run in (${default})." default:"python" placeholder:"NAME"`
 	Kernel  string        `help:"Language of the program; without it, by the file's name." placeholder:"LANGUAGE"`
 	Timeout time.Duration `help:"How long it may run: 90s, 5m, or seconds." type:"seconds" placeholder:"TIME"`
 	Memory  int64         `help:"Memory for everything inside: 512M, 2G." type:"size" placeholder:"SIZE"`

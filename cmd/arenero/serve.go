@@ -18,14 +18,14 @@ import (
 )
 
 type serveCmd struct {
-	Listen       string        `help:"Address to listen on." default:"127.0.0.1:8000" env:"ARENERO_LISTEN" placeholder:"HOST:PORT"`
-	Names        []string      `help:"Names it answers to besides localhost; * is any." placeholder:"NAME,..."`
+	Listen       string        `help:"Address to listen on (${default})." default:"127.0.0.1:8000" env:"ARENERO_LISTEN" placeholder:"HOST:PORT"`
+	Names        []string      `help:"Names it answers to besides localhost; * is any." placeholder:"NAME"`
 	Platform     string        `help:"How gVisor runs guest code: systrap or kvm; without it, what works best here." enum:",systrap,kvm" default:"" placeholder:"NAME"`
-	Lifetime     time.Duration `help:"How long a sandbox lives that asks for no time." type:"seconds" default:"1h" placeholder:"TIME"`
-	MaxLifetime  time.Duration `help:"How long a sandbox may live." type:"seconds" default:"24h" placeholder:"TIME"`
+	Lifetime     time.Duration `help:"How long a sandbox lives that asks for no time (${default})." type:"seconds" default:"1h" placeholder:"TIME"`
+	MaxLifetime  time.Duration `help:"How long a sandbox may live (${default})." type:"seconds" default:"24h" placeholder:"TIME"`
 	Idle         time.Duration `help:"How long a sandbox may go unused." type:"seconds" placeholder:"TIME"`
-	MaxSandboxes int           `help:"How many there may be at once." default:"100" placeholder:"N"`
-	Grace        time.Duration `help:"How long calls may go on when it is asked to stop." type:"seconds" default:"10s" placeholder:"TIME"`
+	MaxSandboxes int           `help:"How many there may be at once (${default})." default:"100" placeholder:"N"`
+	Grace        time.Duration `help:"How long calls may go on when it is asked to stop (${default})." type:"seconds" default:"10s" placeholder:"TIME"`
 	NoWarm       bool          `help:"Make no warm snapshots by itself."`
 	Debug        bool          `help:"Log more."`
 }
