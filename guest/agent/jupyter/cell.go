@@ -22,6 +22,10 @@ const (
 	interruptAgain = 100 * time.Millisecond
 	// idleGrace is how long the end of output is awaited once the reply is there.
 	idleGrace = 2 * time.Second
+	// replyGrace is how long the reply is awaited once the output has ended; then
+	// the kernel is asked whether it is free. ipykernel gives no reply when an
+	// exception's own text raises.
+	replyGrace = 200 * time.Millisecond
 )
 
 // A cell is the request that a kernel works on now.
@@ -196,6 +200,26 @@ func (s *session) run(ctx context.Context, e arenero.Execute, answers <-chan str
 	return r.err
 }
 
+// ping asks the kernel for a sign of life, behind all it was asked before.
+func (s *session) ping() (pong <-chan message, forget func()) {
+	id, frames, err := s.sign.encode("kernel_info_request", s.id, struct{}{})
+	if err != nil {
+		return nil, func() {}
+	}
+	c := make(chan message, 1)
+	s.mu.Lock()
+	s.waiting[id] = c
+	s.mu.Unlock()
+	if err := s.shell.send(frames...); err != nil {
+		s.fail(err)
+	}
+	return c, func() {
+		s.mu.Lock()
+		delete(s.waiting, id)
+		s.mu.Unlock()
+	}
+}
+
 // A run is the reading side of one cell; all of it is one goroutine's.
 type run struct {
 	s      *session
@@ -217,7 +241,8 @@ type run struct {
 }
 
 func (r *run) loop(answers <-chan string) {
-	var late <-chan time.Time
+	var late, silent <-chan time.Time
+	var pong <-chan message
 	for {
 		var open <-chan string
 		if r.asking {
@@ -236,17 +261,33 @@ func (r *run) loop(answers <-chan string) {
 			return
 		case <-late:
 			r.idle = true // it is known that the cell is over
+		case <-silent:
+			// Requests are served in order: an answer to this one means that the
+			// cell is over, whoever said that it is idle.
+			var forget func()
+			pong, forget = r.s.ping()
+			defer forget()
+		case <-pong:
+			r.replied, pong = true, nil
+			if r.failed == nil {
+				r.failed = &ending{reason: arenero.RaisedError, code: 1}
+				r.note("the kernel gave no answer to the cell")
+			}
 		case a, ok := <-open:
 			r.answer(a, ok)
 		}
-		if r.replied && r.idle {
+		switch {
+		case r.replied && r.idle:
 			r.end()
 			return
-		}
-		if r.replied && late == nil {
+		case r.replied && late == nil:
 			t := time.NewTimer(idleGrace)
 			defer t.Stop()
 			late = t.C
+		case r.idle && silent == nil:
+			t := time.NewTimer(replyGrace)
+			defer t.Stop()
+			silent = t.C
 		}
 	}
 }

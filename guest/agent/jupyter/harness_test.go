@@ -63,7 +63,9 @@ func (p *process) Signal(sig os.Signal) error {
 }
 func (p *process) KillTree() error { return syscall.Kill(-p.PID(), syscall.SIGKILL) }
 
-func startProcess(_ context.Context, c Cmd) (Proc, error) {
+func startProcess(_ context.Context, c Cmd) (Proc, error) { return startAs(c, uint32(os.Geteuid())) }
+
+func startAs(c Cmd, uid uint32) (Proc, error) {
 	path := c.Argv[0]
 	if !strings.Contains(path, "/") {
 		var err error
@@ -77,7 +79,10 @@ func startProcess(_ context.Context, c Cmd) (Proc, error) {
 	}
 	defer w.Close()
 	cmd := &exec.Cmd{Path: path, Args: c.Argv, Env: c.Env, Dir: c.Dir, Stdout: w, Stderr: w,
-		SysProcAttr: &syscall.SysProcAttr{Setsid: true, Pdeathsig: syscall.SIGKILL}}
+		SysProcAttr: &syscall.SysProcAttr{Setsid: true}}
+	if int(uid) != os.Geteuid() {
+		cmd.SysProcAttr.Credential = &syscall.Credential{Uid: uid, Gid: uid}
+	}
 	if err := cmd.Start(); err != nil {
 		r.Close()
 		return nil, err

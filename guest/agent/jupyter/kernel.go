@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"strings"
 	"sync"
 	"time"
 	"unicode/utf8"
@@ -124,6 +125,9 @@ func (k *kernel) execute(ctx context.Context, e arenero.Execute, answers <-chan 
 	if !utf8.ValidString(e.Code) {
 		return arenero.Errorf(arenero.Invalid, op, k.name, "the code is not UTF-8")
 	}
+	if i := strings.IndexByte(e.Code, 0); i >= 0 {
+		return arenero.Errorf(arenero.Invalid, op, k.name, "the code has a NUL byte at %d", i)
+	}
 	if _, err := k.live(op); err != nil {
 		return err // do not queue for the dead
 	}
@@ -131,6 +135,9 @@ func (k *kernel) execute(ctx context.Context, e arenero.Execute, answers <-chan 
 	case k.turn <- struct{}{}:
 		defer func() { <-k.turn }()
 	case <-ctx.Done():
+		return ctxError(ctx, op, k.name)
+	}
+	if ctx.Err() != nil {
 		return ctxError(ctx, op, k.name)
 	}
 	s, err := k.live(op)
