@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"sync"
@@ -108,7 +109,7 @@ func (e *local) Create(ctx context.Context, b arenero.Box) (_ arenero.Instance, 
 	}
 	defer errFile.Close()
 	c := exec.Command(exe)
-	c.Env = append([]string{agentDir + "=" + dir, "PATH=" + os.Getenv("PATH"), "HOME=/root"}, b.Env...)
+	c.Env = append([]string{agentDir + "=" + dir, "PATH=/usr/local/bin:/usr/bin:/bin"}, b.Env...)
 	c.Stdin, c.Stdout, c.Stderr = ends[0], ends[1], errFile
 	c.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID | syscall.CLONE_NEWNS, Setsid: true, Pdeathsig: syscall.SIGKILL}
 	if err := startOnOwnThread(c); err != nil {
@@ -128,7 +129,7 @@ func (e *local) Create(ctx context.Context, b arenero.Box) (_ arenero.Instance, 
 func startOnOwnThread(c *exec.Cmd) error {
 	started := make(chan error)
 	go func() { // ends with the child, which Destroy ends
-		lockThread()
+		runtime.LockOSThread() // never given back: the thread ends with this goroutine
 		err := c.Start()
 		started <- err
 		if err == nil {
@@ -273,3 +274,13 @@ type fifoAddr struct{}
 
 func (fifoAddr) Network() string { return "fifo" }
 func (fifoAddr) String() string  { return "fifo" }
+
+// SignalLocal sends a signal ("KILL", "STOP", "CONT") to the agent of a box of
+// the local engine, as a fault would.
+func SignalLocal(e arenero.Engine, id, signal string) error {
+	inst, err := e.Open(context.Background(), id)
+	if err != nil {
+		return err
+	}
+	return unix.Kill(inst.(*localBox).pid, unix.SignalNum("SIG"+signal))
+}

@@ -11,6 +11,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/arenero/arenero"
+	"github.com/arenero/arenero/guest/dial"
 
 	"github.com/arenero/arenero/store"
 )
@@ -179,9 +180,8 @@ func greet(ctx context.Context, inst arenero.Instance, within time.Duration) (ar
 	if err != nil {
 		return nil, err
 	}
-	guest, err := open(ctx, conn)
+	guest, err := dial.Open(ctx, conn) // conn is its own from here
 	if err != nil {
-		_ = conn.Close() // the first error says more
 		return nil, err
 	}
 	if _, err := guest.Hello(ctx); err != nil {

@@ -96,6 +96,20 @@ func (h *Host) regreet(ctx context.Context, b *box) error {
 // EnsureKernel makes sure that a kernel of this name runs; one that is missing,
 // or dead, is started. language "" is python.
 func (h *Host) EnsureKernel(ctx context.Context, g arenero.Guest, name, language string) error {
+	own, ok := g.(*guest)
+	if ok && own.b.knowsKernel(name) {
+		return nil // asking the guest costs as much as a small cell
+	}
+	if err := startKernel(ctx, g, name, language); err != nil {
+		return err
+	}
+	if ok {
+		own.b.noteKernel(name, true)
+	}
+	return nil
+}
+
+func startKernel(ctx context.Context, g arenero.Guest, name, language string) error {
 	have, err := g.ListKernels(ctx)
 	if err != nil {
 		return err
@@ -114,6 +128,26 @@ func (h *Host) EnsureKernel(ctx context.Context, g arenero.Guest, name, language
 		return nil // another call started it meanwhile
 	}
 	return err
+}
+
+func (b *box) knowsKernel(name string) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.kernels[name]
+}
+
+// noteKernel remembers a kernel that runs, or forgets one that may not.
+func (b *box) noteKernel(name string, runs bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.kernels == nil {
+		b.kernels = map[string]bool{}
+	}
+	if runs {
+		b.kernels[name] = true
+	} else {
+		delete(b.kernels, name)
+	}
 }
 
 // guest is the agent of a sandbox as the doors get it: each call counts as use,
@@ -238,10 +272,12 @@ func (g *guest) ListKernels(ctx context.Context) ([]arenero.KernelInfo, error) {
 }
 
 func (g *guest) StopKernel(ctx context.Context, name string) error {
+	g.b.noteKernel(name, false)
 	return call0(ctx, g, func() error { return g.Guest.StopKernel(ctx, name) })
 }
 
 func (g *guest) RestartKernel(ctx context.Context, name string) error {
+	g.b.noteKernel(name, false)
 	return call0(ctx, g, func() error { return g.Guest.RestartKernel(ctx, name) })
 }
 

@@ -173,17 +173,19 @@ func (g *guest) Execute(ctx context.Context, e arenero.Execute) (arenero.Executi
 	x, err := g.Guest.Execute(inner, e)
 	if err != nil {
 		defer o.end("")
+		g.b.noteKernel(e.Kernel, false)
 		return nil, g.explain(ctx, err)
 	}
-	return &execution{Execution: x, o: o, ctx: ctx}, nil
+	return &execution{Execution: x, o: o, ctx: ctx, kernel: e.Kernel}, nil
 }
 
 // execution is a cell seen through its overseer.
 type execution struct {
 	arenero.Execution
-	o    *overseer
-	ctx  context.Context // of the call that started it: a stream lives in it
-	done bool
+	o      *overseer
+	ctx    context.Context // of the call that started it: a stream lives in it
+	kernel string
+	done   bool
 }
 
 func (x *execution) Next() (arenero.KernelEvent, error) {
@@ -194,11 +196,15 @@ func (x *execution) Next() (arenero.KernelEvent, error) {
 	if err == nil {
 		if e.End != nil {
 			x.done = true
+			if e.End.Reason != arenero.Exited && e.End.Reason != arenero.RaisedError {
+				x.o.g.b.noteKernel(x.kernel, false) // it may have died of it
+			}
 			x.o.end(e.End.Reason)
 		}
 		return e, nil
 	}
 	x.done = true
+	x.o.g.b.noteKernel(x.kernel, false)
 	if errors.Is(err, io.EOF) {
 		err = arenero.Errorf(arenero.Internal, "follow cell", x.o.g.b.sb.ID, "the guest did not say how it ended")
 	}

@@ -28,6 +28,7 @@ type box struct {
 	exit     arenero.Exit
 	goneOnce sync.Once
 	queues   map[string]*queue // of cells, by kernel
+	kernels  map[string]bool   // that were seen to run
 }
 
 func newBox(sb arenero.Sandbox, stop context.CancelFunc, now time.Time) *box {

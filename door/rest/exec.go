@@ -15,7 +15,7 @@ import (
 )
 
 type execRequest struct {
-	byID
+	ByID
 	Accept string `header:"Accept"`
 	Body   struct {
 		Argv    []string          `json:"argv" minItems:"1" maxItems:"4096" doc:"The command and its arguments; no shell looks at them"`

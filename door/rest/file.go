@@ -17,14 +17,14 @@ import (
 // maxFile bounds one upload; the sandbox's disk bounds it before, as a rule.
 const maxFile = 5 << 30
 
-// byPath is the part of a request that names a file.
-type byPath struct {
-	byID
+// ByPath is the part of a request that names a file.
+type ByPath struct {
+	ByID
 	Path string `query:"path" required:"true" maxLength:"4096" doc:"Absolute, or relative to the work directory"`
 	User string `query:"user" maxLength:"64" doc:"With whose rights; the sandbox's user if left out"`
 }
 
-func (d *Door) filesOf(ctx context.Context, in *byPath, scope host.Scope) (arenero.Guest, error) {
+func (d *Door) filesOf(ctx context.Context, in *ByPath, scope host.Scope) (arenero.Guest, error) {
 	if err := checkPath(in.Path); err != nil {
 		return nil, err
 	}
@@ -32,7 +32,7 @@ func (d *Door) filesOf(ctx context.Context, in *byPath, scope host.Scope) (arene
 }
 
 // readFile streams a file.
-func (d *Door) readFile(ctx context.Context, in *byPath) (*huma.StreamResponse, error) {
+func (d *Door) readFile(ctx context.Context, in *ByPath) (*huma.StreamResponse, error) {
 	g, err := d.filesOf(ctx, in, host.ScopeRun)
 	if err != nil {
 		return nil, err
@@ -88,7 +88,7 @@ func (p *patientReader) Read(b []byte) (int, error) {
 }
 
 type writeRequest struct {
-	byPath
+	ByPath
 	Mode string `query:"mode" maxLength:"4" pattern:"^[0-7]{1,4}$" default:"644" doc:"Permissions, octal"`
 }
 
@@ -102,7 +102,7 @@ func (d *Door) writeFile(ctx context.Context, in *writeRequest) (*fileResponse, 
 	if err != nil || mode > 0o777 {
 		return nil, arenero.Errorf(arenero.Invalid, "write file", "", "mode is %s, must be octal, at most 777", in.Mode)
 	}
-	g, err := d.filesOf(ctx, &in.byPath, host.ScopeRun)
+	g, err := d.filesOf(ctx, &in.ByPath, host.ScopeRun)
 	if err != nil {
 		return nil, err
 	}
@@ -120,7 +120,7 @@ func (d *Door) writeFile(ctx context.Context, in *writeRequest) (*fileResponse, 
 	return &fileResponse{Body: info}, nil
 }
 
-func (d *Door) removeFile(ctx context.Context, in *byPath) (*nothing, error) {
+func (d *Door) removeFile(ctx context.Context, in *ByPath) (*nothing, error) {
 	g, err := d.filesOf(ctx, in, host.ScopeRun)
 	if err != nil {
 		return nil, err
@@ -129,7 +129,7 @@ func (d *Door) removeFile(ctx context.Context, in *byPath) (*nothing, error) {
 }
 
 type listFilesRequest struct {
-	byPath
+	ByPath
 	Depth int `query:"depth" default:"1" minimum:"1" maximum:"64" doc:"1 is the folder itself"`
 }
 
@@ -140,7 +140,7 @@ type listFilesResponse struct {
 }
 
 func (d *Door) listFiles(ctx context.Context, in *listFilesRequest) (*listFilesResponse, error) {
-	g, err := d.filesOf(ctx, &in.byPath, host.ScopeRun)
+	g, err := d.filesOf(ctx, &in.ByPath, host.ScopeRun)
 	if err != nil {
 		return nil, err
 	}

@@ -8,9 +8,9 @@ import (
 	"github.com/danielgtaylor/huma/v2"
 )
 
-// byKernel is the part of a request that names a kernel.
-type byKernel struct {
-	byID
+// ByKernel is the part of a request that names a kernel.
+type ByKernel struct {
+	ByID
 	Name string `path:"name" maxLength:"64" pattern:"^[a-zA-Z0-9._-]+$" doc:"The default one is called python"`
 }
 
@@ -24,7 +24,7 @@ func (d *Door) guest(ctx context.Context, id string, scope host.Scope) (arenero.
 	return d.Host.Guest(ctx, askerOf(ctx).who, id, scope)
 }
 
-func (d *Door) listKernels(ctx context.Context, in *byID) (*kernelsResponse, error) {
+func (d *Door) listKernels(ctx context.Context, in *ByID) (*kernelsResponse, error) {
 	g, err := d.guest(ctx, in.ID, host.ScopeRead)
 	if err != nil {
 		return nil, err
@@ -39,7 +39,7 @@ func (d *Door) listKernels(ctx context.Context, in *byID) (*kernelsResponse, err
 }
 
 type startKernelRequest struct {
-	byID
+	ByID
 	Body struct {
 		Name     string            `json:"name" maxLength:"64" pattern:"^[a-zA-Z0-9._-]+$" doc:"Your name for it"`
 		Language string            `json:"language,omitempty" maxLength:"64" doc:"A language or a kernelspec of the image; python if left out"`
@@ -74,19 +74,19 @@ func (d *Door) startKernel(ctx context.Context, in *startKernelRequest) (*kernel
 	return &kernelResponse{Body: k}, nil
 }
 
-func (d *Door) stopKernel(ctx context.Context, in *byKernel) (*nothing, error) {
+func (d *Door) stopKernel(ctx context.Context, in *ByKernel) (*nothing, error) {
 	return d.onKernel(ctx, in, arenero.Guest.StopKernel)
 }
 
-func (d *Door) interruptKernel(ctx context.Context, in *byKernel) (*nothing, error) {
+func (d *Door) interruptKernel(ctx context.Context, in *ByKernel) (*nothing, error) {
 	return d.onKernel(ctx, in, arenero.Guest.InterruptKernel)
 }
 
-func (d *Door) restartKernel(ctx context.Context, in *byKernel) (*nothing, error) {
+func (d *Door) restartKernel(ctx context.Context, in *ByKernel) (*nothing, error) {
 	return d.onKernel(ctx, in, arenero.Guest.RestartKernel)
 }
 
-func (d *Door) onKernel(ctx context.Context, in *byKernel, f func(arenero.Guest, context.Context, string) error) (*nothing, error) {
+func (d *Door) onKernel(ctx context.Context, in *ByKernel, f func(arenero.Guest, context.Context, string) error) (*nothing, error) {
 	g, err := d.guest(ctx, in.ID, host.ScopeRun)
 	if err != nil {
 		return nil, err
@@ -95,7 +95,7 @@ func (d *Door) onKernel(ctx context.Context, in *byKernel, f func(arenero.Guest,
 }
 
 type cellRequest struct {
-	byKernel
+	ByKernel
 	Accept string `header:"Accept"`
 	Body   struct {
 		Code     string            `json:"code" doc:"What to run" example:"x = 41\nx + 1"`

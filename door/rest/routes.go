@@ -102,9 +102,13 @@ func route[I, O any](d *Door, id, method, path, summary string, f func(context.C
 	})
 }
 
-// finishDescription mends what reflection can not know.
+// finishDescription mends what reflection can not know, and takes out the errors
+// that huma would have sent.
 func (d *Door) finishDescription() {
-	for _, s := range d.api.OpenAPI().Components.Schemas.Map() {
+	schemas := d.api.OpenAPI().Components.Schemas.Map()
+	delete(schemas, "ErrorModel")
+	delete(schemas, "ErrorDetail")
+	for _, s := range schemas {
 		if p := s.Properties["duration_ms"]; p != nil {
 			s.Properties["duration_ms"] = &huma.Schema{Type: huma.TypeNumber, Description: "Wall clock inside the sandbox, in milliseconds"}
 		}

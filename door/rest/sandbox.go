@@ -8,8 +8,9 @@ import (
 	"github.com/arenero/arenero/host"
 )
 
-// byID is the part of a request that names a sandbox.
-type byID struct {
+// ByID is the part of a request that names a sandbox. It is exported, as all that
+// is embedded in requests, because huma does not look into others.
+type ByID struct {
 	ID string `path:"id" maxLength:"64"`
 }
 
@@ -86,7 +87,7 @@ func (d *Door) listSandboxes(ctx context.Context, in *listRequest) (*listRespons
 	return out, nil
 }
 
-func (d *Door) getSandbox(ctx context.Context, in *byID) (*sandboxResponse, error) {
+func (d *Door) getSandbox(ctx context.Context, in *ByID) (*sandboxResponse, error) {
 	sb, err := d.Host.Get(ctx, askerOf(ctx).who, in.ID)
 	if err != nil {
 		return nil, err
@@ -96,7 +97,7 @@ func (d *Door) getSandbox(ctx context.Context, in *byID) (*sandboxResponse, erro
 
 type nothing struct{}
 
-func (d *Door) killSandbox(ctx context.Context, in *byID) (*nothing, error) {
+func (d *Door) killSandbox(ctx context.Context, in *ByID) (*nothing, error) {
 	return nil, d.Host.Kill(ctx, askerOf(ctx).who, in.ID)
 }
 
