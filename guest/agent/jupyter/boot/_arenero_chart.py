@@ -7,6 +7,7 @@ import re
 MAX_POINTS = 10_000  # of one series
 MAX_SERIES = 100  # of one chart
 MAX_CHARTS = 64  # of one figure
+MAX_TOTAL = 40_000  # points of one figure, what fits MAX_BYTES
 MAX_TICKS = 200
 MAX_TEXT = 500
 MAX_BYTES = 1 << 20
@@ -30,8 +31,11 @@ def watch(axes):
 
         setattr(axes, name, wrapper)
 
-    def boxes(self, result, bxpstats, *args, **kwargs):
-        self.__dict__.setdefault("_arenero_boxes", []).extend(bxpstats)
+    def boxes(self, result, bxpstats, positions=None, *args, **kwargs):
+        stats = list(bxpstats)
+        flat = kwargs.get("orientation") == "horizontal" or kwargs.get("vert") is False
+        places = positions if positions is not None else range(1, len(stats) + 1)
+        self.__dict__.setdefault("_arenero_boxes", []).extend((b, float(p), flat) for b, p in zip(stats, places))
 
     def pie(self, result, x, *args, **kwargs):
         wedges = result.wedges if hasattr(result, "wedges") else result[0]
@@ -46,7 +50,8 @@ def describe(figure):
     axes = [ax for ax in figure.axes if ax.get_visible() and ax.get_label() != "<colorbar>"][:MAX_CHARTS]
     if not axes:
         return None
-    for most in (MAX_POINTS, 1000, 100, 0):
+    drawn = sum(len(ax.lines) + len(ax.collections) + len(ax.containers) for ax in axes)
+    for most in (min(MAX_POINTS, MAX_TOTAL // max(1, drawn)), 1000, 100, 0):
         charts = [_axes(ax, most) for ax in axes]
         if len(charts) == 1:
             chart = charts[0]
@@ -75,7 +80,7 @@ def _axes(ax, most):
     if chart["type"] == "pie":
         for side in "xy":
             chart.pop(side + "_scale")
-    return {k: v for k, v in chart.items() if v not in ("", None)}
+    return {k: v for k, v in chart.items() if v not in ("", None, [])}
 
 
 def _series(ax, most):
@@ -88,7 +93,7 @@ def _series(ax, most):
         return "pie", [{"bars": _slices(ax, wedges[:most])}]
     boxes = ax.__dict__.get("_arenero_boxes")
     if boxes:
-        return "box_and_whisker", [{"boxes": [_box(ax, i, b) for i, b in enumerate(boxes[:most])]}]
+        return "box_and_whisker", [{"boxes": [_box(ax, *b) for b in boxes[:most]]}]
     bars = [c for c in ax.containers if isinstance(c, BarContainer) and len(c.patches)]
     if bars:
         return "bar", [s for s in (_bars(ax, c, most) for c in bars[:MAX_SERIES]) if s]
@@ -114,15 +119,14 @@ def _line(line, most):
     x, y = line.get_xdata(orig=True), line.get_ydata(orig=True)
     if getattr(line, "_transform", None) is not None and not line.get_transform().contains_branch(line.axes.transData):
         return None  # an axhline or a decoration in other coordinates
-    x, y = _flat(x), _flat(y)
-    return _thin([[_value(a), _value(b)] for a, b in zip(x, y)], most)
+    return [[_value(a), _value(b)] for a, b in _thin(_flat(x), _flat(y), most)]
 
 
 def _cloud(ax, collection, most):
-    points = []
-    for x, y in _thin(list(collection.get_offsets()), most):
-        points.append([_on(ax.xaxis, x), _on(ax.yaxis, y)])
-    return points
+    offsets = collection.get_offsets()
+    x, y = _flat(offsets[:, 0]), _flat(offsets[:, 1])
+    on_x, on_y = _words(ax.xaxis), _words(ax.yaxis)
+    return [[on_x(a), on_y(b)] for a, b in _thin(x, y, most)]
 
 
 def _bars(ax, container, most):
@@ -157,10 +161,8 @@ def _slices(ax, wedges):
     return out
 
 
-def _box(ax, i, b):
-    label = b.get("label")
-    if label in (None, ""):
-        label = str(i + 1)
+def _box(ax, b, place, flat):
+    label = _tick_labels(ax.yaxis if flat else ax.xaxis).get(place) or b.get("label") or "%g" % place
     box = {"label": _text(str(label))}
     for ours, theirs in (("min", "whislo"), ("q1", "q1"), ("median", "med"), ("q3", "q3"), ("max", "whishi")):
         box[ours] = _value(b.get(theirs)) or 0
@@ -189,14 +191,13 @@ def _flat(values):
     return values.ravel()
 
 
-def _thin(points, most):
-    """Keeps at most most points, evenly chosen."""
-    if len(points) <= most:
-        return points
-    if most == 0:
-        return []
-    step = len(points) / most
-    return [points[int(i * step)] for i in range(most)]
+def _thin(x, y, most):
+    """Pairs of two arrays, at most most of them, evenly chosen."""
+    n = min(len(x), len(y))
+    if n > most:
+        chosen = [int(i * n / most) for i in range(most)]
+        x, y = x[chosen], y[chosen]
+    return zip(x[:n], y[:n])
 
 
 def _value(v):
@@ -240,15 +241,15 @@ def _scale(axis):
     return _kind(axis) or str(axis.get_scale())
 
 
-def _on(axis, v):
-    """A position on an axis, in the words of its data."""
-    v = _value(v)
-    if isinstance(v, (int, float)):
-        if _kind(axis) == "datetime":
-            return _date(v)
-        if _kind(axis) == "categorical":
-            return _tick_labels(axis).get(v, v)
-    return v
+def _words(axis):
+    """How positions on an axis are said in the words of its data."""
+    kind = _kind(axis)
+    if kind == "datetime":
+        return lambda v: _date(_value(v))
+    if kind == "categorical":
+        labels = _tick_labels(axis)
+        return lambda v: labels.get(v, _value(v))
+    return _value
 
 
 def _date(v):
