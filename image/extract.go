@@ -35,6 +35,7 @@ func (l Limits) withDefaults() Limits {
 // Bounds that no image needs to exceed.
 const (
 	maxPath  = 4096
+	maxDepth = 256       // folders in each other; every path is walked from the top
 	maxNames = 512 << 20 // bytes of all names together
 	maxID    = 1<<31 - 2
 )
@@ -126,7 +127,7 @@ func cleanEntry(name string) (string, error) {
 			return "", hostile("entry %.80q", name)
 		}
 	}
-	if strings.ContainsRune(name, 0) {
+	if strings.ContainsRune(name, 0) || strings.Count(name, "/") > maxDepth {
 		return "", hostile("entry %.80q", name)
 	}
 	return path.Clean(strings.TrimLeft(name, "/")), nil
