@@ -30,7 +30,8 @@ func LocalImages(t testing.TB, warm ...arenero.WarmKernel) *image.Store {
 	if err != nil {
 		t.Fatal(err)
 	}
-	layer, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(smallTree(t))), nil })
+	tree := smallTree(t)
+	layer, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(tree)), nil })
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -61,7 +61,11 @@ func (h *Host) end(ctx context.Context, b *box, reason string, cause arenero.Exi
 	}
 	b.ended(arenero.Exit{Destroyed: true, Reason: reason})
 	if !failed {
-		if err := h.move(ctx, b, store.Change{To: arenero.Killed}); err != nil {
+		c := store.Change{To: arenero.Killed}
+		if b.sandbox().Reason == "" { // an earlier daemon began and did not say why
+			c.Reason = reason
+		}
+		if err := h.move(ctx, b, c); err != nil {
 			return err
 		}
 	}

@@ -67,8 +67,8 @@ func (d *Door) ServeHTTP(w http.ResponseWriter, r *http.Request) { d.handler.Ser
 // then have the grace to finish; after it they are cut off, and told so where the
 // answer has not begun. It returns nil when ctx ended it.
 func (d *Door) Serve(ctx context.Context, l net.Listener) error {
-	calls, cutOff := context.WithCancel(context.WithoutCancel(ctx))
-	defer cutOff()
+	calls, cutOff := context.WithCancelCause(context.WithoutCancel(ctx))
+	defer cutOff(nil)
 	s := &http.Server{
 		Handler:           d,
 		BaseContext:       func(net.Listener) context.Context { return calls },
@@ -88,7 +88,7 @@ func (d *Door) Serve(ctx context.Context, l net.Listener) error {
 	err := s.Shutdown(wait)
 	cancel()
 	if err != nil { // some calls go on
-		cutOff()
+		cutOff(errStopping)
 		last, cancel := context.WithTimeout(context.WithoutCancel(ctx), 3*time.Second)
 		err = s.Shutdown(last)
 		cancel()
@@ -103,6 +103,19 @@ func (d *Door) Serve(ctx context.Context, l net.Listener) error {
 		return arenero.Errorf(arenero.Internal, "stop serving", "", "%w", err)
 	}
 	return nil
+}
+
+// errStopping is why the calls that outlast the grace are cut off.
+var errStopping = errors.New("the daemon is stopping")
+
+// told replaces what a call says that was cut off by us: it was not the client
+// who went away.
+func told(ctx context.Context, err error) error {
+	if errors.Is(context.Cause(ctx), errStopping) {
+		return arenero.Errorf(arenero.Unavailable, "answer request", "", "%w", errStopping).
+			WithHint("what the call had begun was stopped; try again when the daemon is back")
+	}
+	return err
 }
 
 func describe(version string) huma.Config {

@@ -1,6 +1,7 @@
 package rest
 
 import (
+	"context"
 	"encoding/json"
 	"net/http"
 	"sync"
@@ -19,13 +20,14 @@ type events struct {
 	mu   sync.Mutex
 	w    http.ResponseWriter
 	rc   *http.ResponseController
-	err  error // of the first write that failed
+	ctx  context.Context // of the request
+	err  error           // of the first write that failed
 	quit chan struct{}
 	done chan struct{}
 }
 
 func openEvents(a *asker) *events {
-	s := &events{w: a.w, rc: http.NewResponseController(a.w), quit: make(chan struct{}), done: make(chan struct{})}
+	s := &events{w: a.w, rc: http.NewResponseController(a.w), ctx: a.r.Context(), quit: make(chan struct{}), done: make(chan struct{})}
 	h := a.w.Header()
 	h.Set("Content-Type", "text/event-stream")
 	h.Set("Cache-Control", "no-store")
@@ -111,7 +113,7 @@ func (s *events) cell(x arenero.Execution) {
 	for ok := true; ok; {
 		e, err := x.Next()
 		if err != nil {
-			s.send("problem", problemOf(err))
+			s.send("problem", problemOf(told(s.ctx, err)))
 			return
 		}
 		switch {
@@ -143,7 +145,7 @@ func (s *events) process(p arenero.Process) {
 		e, err := p.Next()
 		switch {
 		case err != nil:
-			s.send("problem", problemOf(err))
+			s.send("problem", problemOf(told(s.ctx, err)))
 			return
 		case e.Exit != nil:
 			end.Process(arenero.ProcessEvent{Exit: e.Exit})

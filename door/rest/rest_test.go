@@ -15,7 +15,6 @@ import (
 	"github.com/arenero/arenero"
 	"github.com/arenero/arenero/enginetest"
 	"github.com/arenero/arenero/host"
-	"github.com/arenero/arenero/image"
 	"github.com/arenero/arenero/store"
 )
 
@@ -32,12 +31,8 @@ func build(t *testing.T) *house {
 	if err != nil {
 		t.Fatal(err)
 	}
-	images, err := image.Open(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
 	h, err := host.New(host.Config{
-		Engines: map[string]arenero.Engine{"local": enginetest.Local(t)}, DefaultEngine: "local", Images: images, Store: db,
+		Engines: map[string]arenero.Engine{"local": enginetest.Local(t)}, DefaultEngine: "local", Images: enginetest.LocalImages(t), Store: db,
 	})
 	if err != nil {
 		t.Fatal(err)
@@ -403,5 +398,6 @@ func FuzzStrictJSON(f *testing.F) {
 }
 
 func TestMain(m *testing.M) {
+	enginetest.LocalAgent()
 	os.Exit(m.Run())
 }

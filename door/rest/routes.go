@@ -92,7 +92,7 @@ func route[I, O any](d *Door, id, method, path, summary string, f func(context.C
 		_ = http.NewResponseController(a.w).SetReadDeadline(time.Time{})
 		out, err := f(ctx, in)
 		if err != nil {
-			p := problemOf(err)
+			p := problemOf(told(ctx, err))
 			if p.Status == http.StatusTooManyRequests {
 				return nil, huma.ErrorWithHeaders(p, http.Header{"Retry-After": {"1"}})
 			}
