@@ -17,15 +17,12 @@ import (
 	"time"
 	"unicode/utf8"
 
-	"connectrpc.com/connect"
-
 	"github.com/arenero/arenero"
 	"github.com/arenero/arenero/guest/wire"
 )
 
 const (
 	callTimeout = 30 * time.Second // of a call that is answered at once
-	maxMessage  = 64 << 20         // one message: a display may hold a large picture
 	maxCount    = 4096             // entries of a list that is not of files
 
 	// HTTP/2 windows: a stream nobody reads holds at most streamWindow, and so many
@@ -75,7 +72,7 @@ func Open(ctx context.Context, conn net.Conn) (arenero.Guest, error) {
 		DisableCompression:     true,
 		MaxResponseHeaderBytes: 64 << 10,
 		HTTP2: &http.HTTP2Config{
-			MaxReadFrameSize:              256 << 10,
+			MaxReadFrameSize:              wire.FrameSize,
 			MaxReceiveBufferPerStream:     streamWindow,
 			MaxReceiveBufferPerConnection: connWindow,
 			SendPingTimeout:               pingAfter,
@@ -85,7 +82,7 @@ func Open(ctx context.Context, conn net.Conn) (arenero.Guest, error) {
 	}
 	g := &Guest{http: t, conn: session}
 	g.api = wire.NewGuestClient(&http.Client{Transport: t}, "http://guest",
-		connect.WithReadMaxBytes(maxMessage), connect.WithAcceptCompression("gzip", nil, nil))
+		wire.ClientOptions()...)
 	return g, nil
 }
 
@@ -125,7 +122,10 @@ func (g *Guest) Hello(ctx context.Context) (arenero.Hello, error) {
 
 // Wake implements [arenero.Guest].
 func (g *Guest) Wake(ctx context.Context, w arenero.Wake) error {
-	_, err := call(ctx, "wake guest", g.api.Wake, &wire.WakeRequest{
+	// Warm kernels are reseeded before the answer.
+	ctx, cancel := context.WithTimeout(ctx, 4*callTimeout)
+	defer cancel()
+	_, err := g.api.Wake(ctx, &wire.WakeRequest{
 		SandboxId: w.SandboxID, Hostname: w.Hostname, NowUnixNanos: w.Now.UnixNano(), Entropy: w.Entropy,
 		Env: w.Env, Workdir: w.Workdir, Warm: w.Warm,
 		User: &wire.User{Name: w.User.Name, Uid: w.User.UID, Gid: w.User.GID, Home: w.User.Home},
@@ -134,7 +134,7 @@ func (g *Guest) Wake(ctx context.Context, w arenero.Wake) error {
 			Disk: w.Limits.Disk, OpenFiles: int64(w.Limits.OpenFiles), Output: w.Limits.Output,
 		},
 	})
-	return err
+	return wire.FromWire("wake guest", err)
 }
 
 // text is a string of the guest's made fit for the rest of the house: valid

@@ -6,6 +6,7 @@ import (
 	"io"
 	"io/fs"
 	"path"
+	"time"
 
 	"connectrpc.com/connect"
 
@@ -15,20 +16,20 @@ import (
 
 const maxPath = 16 << 10
 
+// fileInfo takes a description over. A file name inside need not be UTF-8; its bytes
+// stay as they are, so that the file can be asked for by the name that was listed.
 func fileInfo(f *wire.FileInfo) arenero.FileInfo {
-	// A file name inside need not be UTF-8; outside it must be, so what is not is
-	// replaced. Such a file can be listed but not asked for by name.
-	name := text(string(f.GetPath()), maxPath)
+	name := string(head(f.GetPath(), maxPath))
 	return arenero.FileInfo{
 		Path: name, Name: path.Base(name), Size: max(f.GetSize(), 0), Mode: fs.FileMode(f.GetMode()),
 		Modified: moment(f.GetModifiedUnixNanos()), Owner: text(f.GetOwner(), 64), Group: text(f.GetGroup(), 64),
-		Link: text(string(f.GetLink()), maxPath),
+		Link: string(head(f.GetLink(), maxPath)),
 	}
 }
 
 // Stat implements [arenero.Files].
 func (g *Guest) Stat(ctx context.Context, user, path string) (arenero.FileInfo, error) {
-	res, err := call(ctx, "stat", g.api.Stat, &wire.StatRequest{User: user, Path: path})
+	res, err := call(ctx, "stat", g.api.Stat, &wire.StatRequest{User: user, Path: []byte(path)})
 	if err != nil {
 		return arenero.FileInfo{}, err
 	}
@@ -40,7 +41,7 @@ func (g *Guest) ReadDir(ctx context.Context, user, path string, depth int) ([]ar
 	const op = "read folder"
 	ctx, cancel := context.WithTimeout(ctx, 2*callTimeout)
 	defer cancel()
-	st, err := g.api.ReadDir(ctx, &wire.ReadDirRequest{User: user, Path: path, Depth: int32(within(int64(depth), 1, 1<<20))})
+	st, err := g.api.ReadDir(ctx, &wire.ReadDirRequest{User: user, Path: []byte(path), Depth: int32(within(int64(depth), 1, 1<<20))})
 	if err != nil {
 		return nil, wire.FromWire(op, err)
 	}
@@ -62,13 +63,15 @@ func (g *Guest) ReadDir(ctx context.Context, user, path string, depth int) ([]ar
 func (g *Guest) ReadFile(ctx context.Context, user, path string, offset, size int64) (io.ReadCloser, arenero.FileInfo, error) {
 	const op = "read file"
 	ctx, cancel := context.WithCancel(ctx)
-	st, err := g.api.ReadFile(ctx, &wire.ReadFileRequest{User: user, Path: path, Offset: offset, Size: size})
+	st, err := g.api.ReadFile(ctx, &wire.ReadFileRequest{User: user, Path: []byte(path), Offset: offset, Size: size})
 	if err != nil {
 		cancel()
 		return nil, arenero.FileInfo{}, wire.FromWire(op, err)
 	}
-	r := &fileReader{st: st, cancel: cancel}
-	if !st.Receive() {
+	r := &fileReader{st: st, cancel: cancel, left: size}
+	late := time.AfterFunc(callTimeout, cancel)
+	answered := st.Receive()
+	if !late.Stop() || !answered {
 		err := wire.FromWire(op, st.Err())
 		if err == nil {
 			err = broken(op, "no answer")
@@ -76,7 +79,10 @@ func (g *Guest) ReadFile(ctx context.Context, user, path string, offset, size in
 		_ = r.Close() // the first error says more
 		return nil, arenero.FileInfo{}, err
 	}
-	r.rest = st.Msg().GetData()
+	if err := r.take(); err != nil {
+		_ = r.Close() // the first error says more
+		return nil, arenero.FileInfo{}, err
+	}
 	return r, fileInfo(st.Msg().GetInfo()), nil
 }
 
@@ -84,6 +90,20 @@ type fileReader struct {
 	st     *connect.ServerStreamForClient[wire.ReadFileResponse]
 	cancel context.CancelFunc
 	rest   []byte
+	left   int64 // what may still come; < 0: all there is
+}
+
+// take takes the data of a message. The guest may not send more than was asked for.
+func (r *fileReader) take() error {
+	r.rest = r.st.Msg().GetData()
+	if r.left < 0 {
+		return nil
+	}
+	if int64(len(r.rest)) > r.left {
+		return broken("read file", "more bytes than were asked for")
+	}
+	r.left -= int64(len(r.rest))
+	return nil
 }
 
 func (r *fileReader) Read(p []byte) (int, error) {
@@ -94,7 +114,9 @@ func (r *fileReader) Read(p []byte) (int, error) {
 			}
 			return 0, io.EOF
 		}
-		r.rest = r.st.Msg().GetData()
+		if err := r.take(); err != nil {
+			return 0, err
+		}
 	}
 	n := copy(p, r.rest)
 	r.rest = r.rest[n:]
@@ -113,7 +135,9 @@ func (r *fileReader) WriteTo(w io.Writer) (int64, error) {
 		if !r.st.Receive() {
 			return total, wire.FromWire("read file", r.st.Err())
 		}
-		r.rest = r.st.Msg().GetData()
+		if err := r.take(); err != nil {
+			return total, err
+		}
 	}
 }
 
@@ -132,7 +156,7 @@ func (g *Guest) WriteFile(ctx context.Context, user, path string, mode fs.FileMo
 	if err != nil {
 		return arenero.FileInfo{}, wire.FromWire(op, err)
 	}
-	err = st.Send(&wire.WriteFileRequest{Start: &wire.WriteFileStart{User: user, Path: path, Mode: uint32(mode)}})
+	err = st.Send(&wire.WriteFileRequest{Start: &wire.WriteFileStart{User: user, Path: []byte(path), Mode: uint32(mode)}})
 	if buf := make([]byte, maxPiece); err == nil {
 		err = sendAll(st, src, buf)
 	}
@@ -176,25 +200,25 @@ func sendAll(st *connect.ClientStreamForClientSimple[wire.WriteFileRequest, wire
 
 // MakeDir implements [arenero.Files].
 func (g *Guest) MakeDir(ctx context.Context, user, path string, mode fs.FileMode) error {
-	_, err := call(ctx, "make folder", g.api.MakeDir, &wire.MakeDirRequest{User: user, Path: path, Mode: uint32(mode)})
+	_, err := call(ctx, "make folder", g.api.MakeDir, &wire.MakeDirRequest{User: user, Path: []byte(path), Mode: uint32(mode)})
 	return err
 }
 
 // Move implements [arenero.Files].
 func (g *Guest) Move(ctx context.Context, user, from, to string) error {
-	_, err := call(ctx, "move", g.api.Move, &wire.MoveRequest{User: user, From: from, To: to})
+	_, err := call(ctx, "move", g.api.Move, &wire.MoveRequest{User: user, From: []byte(from), To: []byte(to)})
 	return err
 }
 
 // Remove implements [arenero.Files].
 func (g *Guest) Remove(ctx context.Context, user, path string) error {
-	_, err := call(ctx, "remove", g.api.Remove, &wire.RemoveRequest{User: user, Path: path})
+	_, err := call(ctx, "remove", g.api.Remove, &wire.RemoveRequest{User: user, Path: []byte(path)})
 	return err
 }
 
 // Chmod implements [arenero.Files].
 func (g *Guest) Chmod(ctx context.Context, user, path string, mode fs.FileMode) error {
-	_, err := call(ctx, "change mode", g.api.Chmod, &wire.ChmodRequest{User: user, Path: path, Mode: uint32(mode)})
+	_, err := call(ctx, "change mode", g.api.Chmod, &wire.ChmodRequest{User: user, Path: []byte(path), Mode: uint32(mode)})
 	return err
 }
 
@@ -202,7 +226,7 @@ func (g *Guest) Chmod(ctx context.Context, user, path string, mode fs.FileMode) 
 func (g *Guest) Watch(ctx context.Context, user, path string, recursive bool) (<-chan arenero.FileEvent, error) {
 	const op = "watch"
 	ctx, cancel := context.WithCancel(ctx)
-	st, err := g.api.Watch(ctx, &wire.WatchRequest{User: user, Path: path, Recursive: recursive})
+	st, err := g.api.Watch(ctx, &wire.WatchRequest{User: user, Path: []byte(path), Recursive: recursive})
 	if err != nil {
 		cancel()
 		return nil, wire.FromWire(op, err)
@@ -225,7 +249,10 @@ func (g *Guest) Watch(ctx context.Context, user, path string, recursive bool) (<
 		for st.Receive() {
 			m := st.Msg()
 			ev := arenero.FileEvent{
-				Path: text(string(m.GetPath()), maxPath), Op: text(m.GetOp(), 16), Dropped: within(int64(m.GetDropped()), 0, 1<<30) + lost,
+				Path: string(head(m.GetPath(), maxPath)), Op: text(m.GetOp(), 16), Dropped: within(int64(m.GetDropped()), 0, 1<<30) + lost,
+			}
+			if !knownOp(ev.Op) {
+				return
 			}
 			select {
 			case events <- ev:
@@ -236,4 +263,12 @@ func (g *Guest) Watch(ctx context.Context, user, path string, recursive bool) (<
 		}
 	}()
 	return events, nil
+}
+
+func knownOp(op string) bool {
+	switch op {
+	case "create", "write", "remove", "rename", "chmod":
+		return true
+	}
+	return false
 }

@@ -2,7 +2,6 @@ package dial
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"io"
 	"strings"
@@ -13,7 +12,6 @@ import (
 
 const (
 	maxTraceback = 1000
-	maxChart     = 2 << 20
 	maxMIME      = 32
 )
 
@@ -109,7 +107,7 @@ func bundle(in map[string]string) map[string]string {
 		if k == "" || len(k) > 128 || !mimeType(k) {
 			continue
 		}
-		out[k] = text(v, maxMessage)
+		out[k] = text(v, wire.MaxMessage)
 	}
 	return out
 }
@@ -188,7 +186,7 @@ func (x *execution) event(m *wire.ExecuteOutput) (arenero.KernelEvent, bool) {
 	case *wire.ExecuteOutput_End:
 		x.ended = true
 		return arenero.KernelEvent{End: &arenero.KernelEnd{
-			Reason: reason(o.End.GetReason()), ExitCode: within(int64(o.End.GetExitCode()), -1, 255), Signal: text(o.End.GetSignal(), 16),
+			Reason: reason(o.End.GetReason()), ExitCode: within(int64(o.End.GetExitCode()), -1, 255), Signal: signalName(o.End.GetSignal()),
 			ExecutionCount: within(int64(o.End.GetExecutionCount()), 0, 1<<31), Duration: micros(o.End.GetDurationUs()),
 		}}, true
 	}
@@ -196,14 +194,9 @@ func (x *execution) event(m *wire.ExecuteOutput) (arenero.KernelEvent, bool) {
 }
 
 func display(d *wire.Display) *arenero.Display {
-	out := &arenero.Display{MIME: bundle(d.GetMime()), IsMain: d.GetIsMain(), ID: text(d.GetId(), 256)}
-	if raw := d.GetChartJson(); len(raw) > 0 && len(raw) <= maxChart {
-		var c arenero.Chart
-		if json.Unmarshal(raw, &c) == nil { // a chart that is none is left out
-			out.Chart = &c
-		}
+	return &arenero.Display{
+		MIME: bundle(d.GetMime()), IsMain: d.GetIsMain(), ID: text(d.GetId(), 256), Chart: parseChart(d.GetChartJson()),
 	}
-	return out
 }
 
 // Answer implements [arenero.Execution].

@@ -150,7 +150,7 @@ func (p *process) Next() (arenero.ProcessEvent, error) {
 		case *wire.ProcessOutput_Exit:
 			p.ended = true
 			return p.event(arenero.ProcessEvent{Exit: &arenero.ProcessExit{
-				Code: within(int64(o.Exit.GetCode()), -1, 255), Signal: text(o.Exit.GetSignal(), 16),
+				Code: within(int64(o.Exit.GetCode()), -1, 255), Signal: signalName(o.Exit.GetSignal()),
 				Reason: reason(o.Exit.GetReason()), Duration: micros(o.Exit.GetDurationUs()),
 			}}), nil
 		}
@@ -214,6 +214,19 @@ func (g *Guest) ListProcesses(ctx context.Context) ([]arenero.ProcessInfo, error
 func (g *Guest) Signal(ctx context.Context, pid int, signal string, tree bool) error {
 	_, err := call(ctx, "signal process", g.api.Signal, &wire.SignalRequest{Pid: int64(pid), Signal: signal, Tree: tree})
 	return err
+}
+
+// signalName lets only what can name a signal through.
+func signalName(s string) string {
+	if len(s) > 16 {
+		return ""
+	}
+	for _, r := range s {
+		if (r < 'A' || r > 'Z') && (r < '0' || r > '9') && r != '+' {
+			return ""
+		}
+	}
+	return s
 }
 
 // ceilMillis rounds up: a timeout must never become none.

@@ -1353,7 +1353,7 @@ func (*SignalResponse) Descriptor() ([]byte, []int) {
 type StatRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	User          string                 `protobuf:"bytes,1,opt,name=user,proto3" json:"user,omitempty"`
-	Path          string                 `protobuf:"bytes,2,opt,name=path,proto3" json:"path,omitempty"`
+	Path          []byte                 `protobuf:"bytes,2,opt,name=path,proto3" json:"path,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1395,11 +1395,11 @@ func (x *StatRequest) GetUser() string {
 	return ""
 }
 
-func (x *StatRequest) GetPath() string {
+func (x *StatRequest) GetPath() []byte {
 	if x != nil {
 		return x.Path
 	}
-	return ""
+	return nil
 }
 
 type StatResponse struct {
@@ -1542,7 +1542,7 @@ func (x *FileInfo) GetLink() []byte {
 type ReadDirRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	User          string                 `protobuf:"bytes,1,opt,name=user,proto3" json:"user,omitempty"`
-	Path          string                 `protobuf:"bytes,2,opt,name=path,proto3" json:"path,omitempty"`
+	Path          []byte                 `protobuf:"bytes,2,opt,name=path,proto3" json:"path,omitempty"`
 	Depth         int32                  `protobuf:"varint,3,opt,name=depth,proto3" json:"depth,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1585,11 +1585,11 @@ func (x *ReadDirRequest) GetUser() string {
 	return ""
 }
 
-func (x *ReadDirRequest) GetPath() string {
+func (x *ReadDirRequest) GetPath() []byte {
 	if x != nil {
 		return x.Path
 	}
-	return ""
+	return nil
 }
 
 func (x *ReadDirRequest) GetDepth() int32 {
@@ -1646,7 +1646,7 @@ func (x *ReadDirResponse) GetEntries() []*FileInfo {
 type ReadFileRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	User          string                 `protobuf:"bytes,1,opt,name=user,proto3" json:"user,omitempty"`
-	Path          string                 `protobuf:"bytes,2,opt,name=path,proto3" json:"path,omitempty"`
+	Path          []byte                 `protobuf:"bytes,2,opt,name=path,proto3" json:"path,omitempty"`
 	Offset        int64                  `protobuf:"varint,3,opt,name=offset,proto3" json:"offset,omitempty"`
 	Size          int64                  `protobuf:"varint,4,opt,name=size,proto3" json:"size,omitempty"` // < 0: to the end
 	unknownFields protoimpl.UnknownFields
@@ -1690,11 +1690,11 @@ func (x *ReadFileRequest) GetUser() string {
 	return ""
 }
 
-func (x *ReadFileRequest) GetPath() string {
+func (x *ReadFileRequest) GetPath() []byte {
 	if x != nil {
 		return x.Path
 	}
-	return ""
+	return nil
 }
 
 func (x *ReadFileRequest) GetOffset() int64 {
@@ -1826,7 +1826,7 @@ func (x *WriteFileRequest) GetDone() bool {
 type WriteFileStart struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	User          string                 `protobuf:"bytes,1,opt,name=user,proto3" json:"user,omitempty"`
-	Path          string                 `protobuf:"bytes,2,opt,name=path,proto3" json:"path,omitempty"`
+	Path          []byte                 `protobuf:"bytes,2,opt,name=path,proto3" json:"path,omitempty"`
 	Mode          uint32                 `protobuf:"varint,3,opt,name=mode,proto3" json:"mode,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1869,11 +1869,11 @@ func (x *WriteFileStart) GetUser() string {
 	return ""
 }
 
-func (x *WriteFileStart) GetPath() string {
+func (x *WriteFileStart) GetPath() []byte {
 	if x != nil {
 		return x.Path
 	}
-	return ""
+	return nil
 }
 
 func (x *WriteFileStart) GetMode() uint32 {
@@ -1886,7 +1886,7 @@ func (x *WriteFileStart) GetMode() uint32 {
 type MakeDirRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	User          string                 `protobuf:"bytes,1,opt,name=user,proto3" json:"user,omitempty"`
-	Path          string                 `protobuf:"bytes,2,opt,name=path,proto3" json:"path,omitempty"`
+	Path          []byte                 `protobuf:"bytes,2,opt,name=path,proto3" json:"path,omitempty"`
 	Mode          uint32                 `protobuf:"varint,3,opt,name=mode,proto3" json:"mode,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1929,11 +1929,11 @@ func (x *MakeDirRequest) GetUser() string {
 	return ""
 }
 
-func (x *MakeDirRequest) GetPath() string {
+func (x *MakeDirRequest) GetPath() []byte {
 	if x != nil {
 		return x.Path
 	}
-	return ""
+	return nil
 }
 
 func (x *MakeDirRequest) GetMode() uint32 {
@@ -1982,8 +1982,8 @@ func (*MakeDirResponse) Descriptor() ([]byte, []int) {
 type MoveRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	User          string                 `protobuf:"bytes,1,opt,name=user,proto3" json:"user,omitempty"`
-	From          string                 `protobuf:"bytes,2,opt,name=from,proto3" json:"from,omitempty"`
-	To            string                 `protobuf:"bytes,3,opt,name=to,proto3" json:"to,omitempty"`
+	From          []byte                 `protobuf:"bytes,2,opt,name=from,proto3" json:"from,omitempty"`
+	To            []byte                 `protobuf:"bytes,3,opt,name=to,proto3" json:"to,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2025,18 +2025,18 @@ func (x *MoveRequest) GetUser() string {
 	return ""
 }
 
-func (x *MoveRequest) GetFrom() string {
+func (x *MoveRequest) GetFrom() []byte {
 	if x != nil {
 		return x.From
 	}
-	return ""
+	return nil
 }
 
-func (x *MoveRequest) GetTo() string {
+func (x *MoveRequest) GetTo() []byte {
 	if x != nil {
 		return x.To
 	}
-	return ""
+	return nil
 }
 
 type MoveResponse struct {
@@ -2078,7 +2078,7 @@ func (*MoveResponse) Descriptor() ([]byte, []int) {
 type RemoveRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	User          string                 `protobuf:"bytes,1,opt,name=user,proto3" json:"user,omitempty"`
-	Path          string                 `protobuf:"bytes,2,opt,name=path,proto3" json:"path,omitempty"`
+	Path          []byte                 `protobuf:"bytes,2,opt,name=path,proto3" json:"path,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2120,11 +2120,11 @@ func (x *RemoveRequest) GetUser() string {
 	return ""
 }
 
-func (x *RemoveRequest) GetPath() string {
+func (x *RemoveRequest) GetPath() []byte {
 	if x != nil {
 		return x.Path
 	}
-	return ""
+	return nil
 }
 
 type RemoveResponse struct {
@@ -2166,7 +2166,7 @@ func (*RemoveResponse) Descriptor() ([]byte, []int) {
 type ChmodRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	User          string                 `protobuf:"bytes,1,opt,name=user,proto3" json:"user,omitempty"`
-	Path          string                 `protobuf:"bytes,2,opt,name=path,proto3" json:"path,omitempty"`
+	Path          []byte                 `protobuf:"bytes,2,opt,name=path,proto3" json:"path,omitempty"`
 	Mode          uint32                 `protobuf:"varint,3,opt,name=mode,proto3" json:"mode,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2209,11 +2209,11 @@ func (x *ChmodRequest) GetUser() string {
 	return ""
 }
 
-func (x *ChmodRequest) GetPath() string {
+func (x *ChmodRequest) GetPath() []byte {
 	if x != nil {
 		return x.Path
 	}
-	return ""
+	return nil
 }
 
 func (x *ChmodRequest) GetMode() uint32 {
@@ -2262,7 +2262,7 @@ func (*ChmodResponse) Descriptor() ([]byte, []int) {
 type WatchRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	User          string                 `protobuf:"bytes,1,opt,name=user,proto3" json:"user,omitempty"`
-	Path          string                 `protobuf:"bytes,2,opt,name=path,proto3" json:"path,omitempty"`
+	Path          []byte                 `protobuf:"bytes,2,opt,name=path,proto3" json:"path,omitempty"`
 	Recursive     bool                   `protobuf:"varint,3,opt,name=recursive,proto3" json:"recursive,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2305,11 +2305,11 @@ func (x *WatchRequest) GetUser() string {
 	return ""
 }
 
-func (x *WatchRequest) GetPath() string {
+func (x *WatchRequest) GetPath() []byte {
 	if x != nil {
 		return x.Path
 	}
-	return ""
+	return nil
 }
 
 func (x *WatchRequest) GetRecursive() bool {
@@ -3838,7 +3838,7 @@ const file_guest_proto_rawDesc = "" +
 	"\x0eSignalResponse\"5\n" +
 	"\vStatRequest\x12\x12\n" +
 	"\x04user\x18\x01 \x01(\tR\x04user\x12\x12\n" +
-	"\x04path\x18\x02 \x01(\tR\x04path\">\n" +
+	"\x04path\x18\x02 \x01(\fR\x04path\">\n" +
 	"\fStatResponse\x12.\n" +
 	"\x04info\x18\x01 \x01(\v2\x1a.arenero.guest.v1.FileInfoR\x04info\"\xb6\x01\n" +
 	"\bFileInfo\x12\x12\n" +
@@ -3851,13 +3851,13 @@ const file_guest_proto_rawDesc = "" +
 	"\x04link\x18\a \x01(\fR\x04link\"N\n" +
 	"\x0eReadDirRequest\x12\x12\n" +
 	"\x04user\x18\x01 \x01(\tR\x04user\x12\x12\n" +
-	"\x04path\x18\x02 \x01(\tR\x04path\x12\x14\n" +
+	"\x04path\x18\x02 \x01(\fR\x04path\x12\x14\n" +
 	"\x05depth\x18\x03 \x01(\x05R\x05depth\"G\n" +
 	"\x0fReadDirResponse\x124\n" +
 	"\aentries\x18\x01 \x03(\v2\x1a.arenero.guest.v1.FileInfoR\aentries\"e\n" +
 	"\x0fReadFileRequest\x12\x12\n" +
 	"\x04user\x18\x01 \x01(\tR\x04user\x12\x12\n" +
-	"\x04path\x18\x02 \x01(\tR\x04path\x12\x16\n" +
+	"\x04path\x18\x02 \x01(\fR\x04path\x12\x16\n" +
 	"\x06offset\x18\x03 \x01(\x03R\x06offset\x12\x12\n" +
 	"\x04size\x18\x04 \x01(\x03R\x04size\"V\n" +
 	"\x10ReadFileResponse\x12.\n" +
@@ -3869,30 +3869,30 @@ const file_guest_proto_rawDesc = "" +
 	"\x04done\x18\x03 \x01(\bR\x04done\"L\n" +
 	"\x0eWriteFileStart\x12\x12\n" +
 	"\x04user\x18\x01 \x01(\tR\x04user\x12\x12\n" +
-	"\x04path\x18\x02 \x01(\tR\x04path\x12\x12\n" +
+	"\x04path\x18\x02 \x01(\fR\x04path\x12\x12\n" +
 	"\x04mode\x18\x03 \x01(\rR\x04mode\"L\n" +
 	"\x0eMakeDirRequest\x12\x12\n" +
 	"\x04user\x18\x01 \x01(\tR\x04user\x12\x12\n" +
-	"\x04path\x18\x02 \x01(\tR\x04path\x12\x12\n" +
+	"\x04path\x18\x02 \x01(\fR\x04path\x12\x12\n" +
 	"\x04mode\x18\x03 \x01(\rR\x04mode\"\x11\n" +
 	"\x0fMakeDirResponse\"E\n" +
 	"\vMoveRequest\x12\x12\n" +
 	"\x04user\x18\x01 \x01(\tR\x04user\x12\x12\n" +
-	"\x04from\x18\x02 \x01(\tR\x04from\x12\x0e\n" +
-	"\x02to\x18\x03 \x01(\tR\x02to\"\x0e\n" +
+	"\x04from\x18\x02 \x01(\fR\x04from\x12\x0e\n" +
+	"\x02to\x18\x03 \x01(\fR\x02to\"\x0e\n" +
 	"\fMoveResponse\"7\n" +
 	"\rRemoveRequest\x12\x12\n" +
 	"\x04user\x18\x01 \x01(\tR\x04user\x12\x12\n" +
-	"\x04path\x18\x02 \x01(\tR\x04path\"\x10\n" +
+	"\x04path\x18\x02 \x01(\fR\x04path\"\x10\n" +
 	"\x0eRemoveResponse\"J\n" +
 	"\fChmodRequest\x12\x12\n" +
 	"\x04user\x18\x01 \x01(\tR\x04user\x12\x12\n" +
-	"\x04path\x18\x02 \x01(\tR\x04path\x12\x12\n" +
+	"\x04path\x18\x02 \x01(\fR\x04path\x12\x12\n" +
 	"\x04mode\x18\x03 \x01(\rR\x04mode\"\x0f\n" +
 	"\rChmodResponse\"T\n" +
 	"\fWatchRequest\x12\x12\n" +
 	"\x04user\x18\x01 \x01(\tR\x04user\x12\x12\n" +
-	"\x04path\x18\x02 \x01(\tR\x04path\x12\x1c\n" +
+	"\x04path\x18\x02 \x01(\fR\x04path\x12\x1c\n" +
 	"\trecursive\x18\x03 \x01(\bR\trecursive\"M\n" +
 	"\rWatchResponse\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\fR\x04path\x12\x0e\n" +
