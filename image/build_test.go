@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 	"testing"
 	"time"
 
@@ -318,6 +319,32 @@ func noProcessIn(t *testing.T, dir string) {
 			t.Errorf("%s still works in %s", r, to)
 		}
 	}
+}
+
+func TestBuildNeedsRoot(t *testing.T) {
+	// The test binary lies where only root can go, so a copy.
+	dir, err := os.MkdirTemp("", "image-test-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer os.RemoveAll(dir)
+	binary := filepath.Join(dir, "test")
+	if err := copyFile(os.Args[0], binary); err != nil {
+		t.Fatal(err)
+	}
+	for path, mode := range map[string]fs.FileMode{dir: 0o777, binary: 0o755} {
+		if err := os.Chmod(path, mode); err != nil {
+			t.Fatal(err)
+		}
+	}
+	cmd := exec.Command(binary)
+	cmd.Env = append(os.Environ(), buildDir+"="+filepath.Join(dir, "store"), "GOCOVERDIR="+dir)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
+	out, err := cmd.CombinedOutput()
+	if err != nil || !strings.Contains(string(out), "only root can unpack a system") {
+		t.Errorf("%v\n%s", err, out)
+	}
+	nothingHalfMade(t, &Store{dir: filepath.Join(dir, "store")}, 0)
 }
 
 func TestACanceledBuildLeavesNothing(t *testing.T) {

@@ -70,7 +70,7 @@ func debootstrap(ctx context.Context, r *Recipe, w *workdir, root string, p Prog
 	t := &tool{argv: argv, env: toolEnv("TMPDIR=" + tmp), hold: w.lock.f, caps: true}
 	p.step("start mmdebstrap", 0, stages)
 	t.line = func(s string) {
-		if s, ok := strings.CutPrefix(s, "I: "); ok && !strings.HasPrefix(s, "chroot arch") {
+		if s, ok := strings.CutPrefix(s, "I: "); ok && !strings.HasPrefix(s, "chroot arch") && !strings.HasPrefix(s, "main()") {
 			p.step(clean(s, 1), min(stage, stages), stages)
 			stage++
 		}

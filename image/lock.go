@@ -121,12 +121,11 @@ func (s *Store) sweep() error {
 		if l == nil {
 			continue // somebody works there
 		}
-		err = removeAll(path)
-		_ = os.Remove(path + ".lock")
-		l.unlock()
-		if err != nil {
-			return err
+		// What cannot be removed now, the next one tries; it is in nobody's way.
+		if removeAll(path) == nil {
+			_ = os.Remove(path + ".lock")
 		}
+		l.unlock()
 	}
 	return nil
 }

@@ -53,7 +53,8 @@ func (s *Store) path(elem ...string) string {
 	return filepath.Join(append([]string{s.dir}, elem...)...)
 }
 
-// Get finds an image by its name or by its digest. NotFound when there is none.
+// Get finds an image by its name, with or without the tag "latest", or by its
+// digest. NotFound when there is none.
 // Snapshot and ColdWhy are left to the caller, see [Store.Lookup].
 func (s *Store) Get(ctx context.Context, name string) (arenero.Image, error) {
 	d, err := s.Inspect(ctx, name)
@@ -76,9 +77,10 @@ func (s *Store) Inspect(ctx context.Context, name string) (Details, error) {
 	if err != nil {
 		return Details{}, fail(op, name, err)
 	}
-	i := slices.IndexFunc(all, func(d Details) bool {
-		return d.Name == name || byDigest && d.Digest == name
-	})
+	i := slices.IndexFunc(all, func(d Details) bool { return d.Name == name })
+	if i < 0 {
+		i = slices.IndexFunc(all, func(d Details) bool { return d.Name == name+":latest" || byDigest && d.Digest == name })
+	}
 	if i < 0 {
 		return Details{}, s.notFound(op, name)
 	}
@@ -157,6 +159,13 @@ func (s *Store) all() ([]Details, error) {
 // when there is no such name.
 func (s *Store) Remove(ctx context.Context, name string) error {
 	const op = "remove image"
+	d, err := s.Inspect(ctx, name)
+	if err != nil && arenero.CodeOf(err) != arenero.NotFound {
+		return err
+	}
+	if err == nil && !digestRE.MatchString(name) {
+		name = d.Name
+	}
 	if err := checkName(name); err != nil {
 		return err
 	}
@@ -172,7 +181,8 @@ func (s *Store) Remove(ctx context.Context, name string) error {
 	if err != nil {
 		return fail(op, name, err)
 	}
-	return fail(op, name, s.collect(ctx))
+	// The name is gone whatever the caller does now.
+	return fail(op, name, s.collect(context.WithoutCancel(ctx)))
 }
 
 // storeLock is the lock under which names and blobs change. No image can be
@@ -200,7 +210,7 @@ func (s *Store) publish(ctx context.Context, d Details, file string) (arenero.Im
 	if err != nil {
 		return arenero.Image{}, err
 	}
-	return d.Image, s.collect(ctx)
+	return d.Image, s.collect(context.WithoutCancel(ctx))
 }
 
 // collect removes the blobs and snapshots that no name stands for and that no

@@ -37,6 +37,16 @@ func TestStore(t *testing.T) {
 	if got, err := s.Get(t.Context(), c.Digest); err != nil || got.Name != "c" {
 		t.Errorf("by digest: %+v %v", got, err)
 	}
+	imported(t, s, "tagged:latest", "2")
+	if got, err := s.Get(t.Context(), "tagged"); err != nil || got.Name != "tagged:latest" {
+		t.Errorf("without its tag: %+v %v", got, err)
+	}
+	if err := s.Remove(t.Context(), "tagged"); err != nil {
+		t.Error(err)
+	}
+	if err := s.Remove(t.Context(), a.Digest); arenero.CodeOf(err) != arenero.Invalid {
+		t.Errorf("remove by digest: %v", err)
+	}
 	// A blob stays while another name stands for it.
 	if err := s.Remove(t.Context(), "a"); err != nil {
 		t.Fatal(err)
