@@ -15,9 +15,10 @@ var (
 // maxName keeps the encoded name within what a file name may have.
 const maxName = 180
 
-// checkName returns an Invalid error for what cannot be the name of an image.
+// checkName returns an Invalid error for what cannot be the name of an image; a
+// digest cannot, or it could be given to another image.
 func checkName(name string) error {
-	if len(name) > maxName || !nameRE.MatchString(name) || strings.Contains(name, "..") {
+	if len(name) > maxName || !nameRE.MatchString(name) || strings.Contains(name, "..") || digestRE.MatchString(name) {
 		if len(name) > 64 {
 			name = name[:64] + "..."
 		}
