@@ -77,23 +77,31 @@ func bashQuote(s string) string {
 	return "'" + strings.ReplaceAll(strings.ReplaceAll(s, "\x00", ""), "'", `'\''`) + "'"
 }
 
-// bashScript runs the code in a bash of its own, as a script's is. Its first line
-// names it, where the #! stands if there is one, so that lines keep their numbers.
+// maxArgument is less than the kernel's bound of one argument of a process.
+const maxArgument = 100 << 10
+
+// bashScript runs the code in a bash of its own, as a script's is. What fits an
+// argument is given as one: then $0, and the name in bash's own messages, are the
+// script's. More goes through a file, whose first line sets $0 where the #! stands
+// if there is one, so that lines keep their numbers.
 func bashScript(s *session, e arenero.Execute, id string) (string, map[string][]byte) {
-	code := e.Code
-	if strings.HasPrefix(code, "#!") {
-		_, rest, found := strings.Cut(code, "\n")
-		if code = rest; found {
+	files := map[string][]byte{id + ".in": e.Script.Stdin}
+	name := bashQuote(e.Script.File)
+	words := []string{"bash", "-c", bashQuote(e.Code), name}
+	if len(e.Code) > maxArgument {
+		code := e.Code
+		if strings.HasPrefix(code, "#!") {
+			_, rest, _ := strings.Cut(code, "\n")
 			code = "\n" + rest
 		}
+		files[id+".sh"] = []byte("BASH_ARGV0=" + name + "; " + code)
+		words = []string{"bash", bashQuote(filepath.Join(s.dir, id+".sh"))}
 	}
-	code = "BASH_ARGV0=" + bashQuote(e.Script.File) + "; " + code
-	words := []string{"bash", bashQuote(filepath.Join(s.dir, id+".sh"))}
 	for _, a := range e.Script.Args {
 		words = append(words, bashQuote(a))
 	}
 	words = append(words, "<", bashQuote(filepath.Join(s.dir, id+".in")))
-	return strings.Join(words, " "), map[string][]byte{id + ".sh": []byte(code), id + ".in": e.Script.Stdin}
+	return strings.Join(words, " "), files
 }
 
 func bashReseed(seed Seed) string {
