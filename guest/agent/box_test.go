@@ -1,0 +1,5 @@
+package agent_test
+
+const boxStage = "ARENERO_TEST_BOX"
+
+func enterBox(string) {}
