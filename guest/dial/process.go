@@ -33,6 +33,9 @@ func openStream[In, Out any](ctx context.Context, op string, open func(context.C
 		cancel()
 		return nil, wire.FromWire(op, err)
 	}
+	// net/http watches the context only between pieces of the request, and ours
+	// waits for the next one: it must end for the cancellation to be seen.
+	context.AfterFunc(ctx, func() { _ = s.CloseRequest() }) // runs at the latest on close
 	st := &stream[In, Out]{op: op, s: s, cancel: cancel}
 	if err := st.send(first); err != nil {
 		// The other side may have said why before it stopped listening.
