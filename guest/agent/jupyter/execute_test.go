@@ -62,6 +62,15 @@ print("last")`)
 	if o = code(t, m, "os.system('seq 1 20000'); None"); strings.Count(o.stdout, "\n") != 20000 {
 		t.Errorf("%d lines of a child, want 20000", strings.Count(o.stdout, "\n"))
 	}
+	// A child that writes for ever does not hold up what comes after.
+	begin := time.Now()
+	o = code(t, m, "import subprocess\np = subprocess.Popen(['yes'])\nfor i in range(20): print('mine')")
+	if o.end.Reason != arenero.Exited || strings.Count(o.stdout, "mine\n") != 20 || time.Since(begin) > 20*time.Second {
+		t.Errorf("a child that writes for ever: %+v", o.end)
+	}
+	if o = code(t, m, "p.kill(); print('killed')"); !strings.Contains(o.stdout, "killed") {
+		t.Errorf("then: %+v", o.end)
+	}
 }
 
 func TestBytesAreKept(t *testing.T) {

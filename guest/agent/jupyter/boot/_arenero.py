@@ -296,22 +296,25 @@ def _patch_streams():
                 if not data:
                     return
                 put(self, data.decode("utf-8", "surrogateescape"))
+                self._arenero_read += len(data)
 
     def settle(self):
-        """Waits until all that is in the pipe has become output of this cell."""
+        """Waits until what is in the pipe now has become output of this cell."""
         lock = getattr(self, "_arenero_lock", None)
         if lock is None or os.getpid() != self._master_pid or threading.current_thread() is self.watch_fd_thread:
             return
-        for _ in range(2000):
-            with lock:
-                if struct.unpack("i", fcntl.ioctl(self._fid, termios.FIONREAD, b"\0\0\0\0"))[0] == 0:
-                    return
-            time.sleep(0.001)
+        with lock:
+            waiting = struct.unpack("i", fcntl.ioctl(self._fid, termios.FIONREAD, b"\0\0\0\0"))[0]
+            goal = self._arenero_read + waiting
+        # No further than this: a child may write for ever.
+        while self._arenero_read < goal and self.watch_fd_thread.is_alive():
+            time.sleep(0.0005)
 
     redirect = OutStream._setup_stream_redirects
 
     def setup(self, name):
         self._arenero_lock = threading.Lock()
+        self._arenero_read = 0
         redirect(self, name)
 
     OutStream._watch_pipe_fd = watch
