@@ -8,13 +8,13 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/arenero/arenero"
-	"github.com/arenero/arenero/engine/gvisor"
 	"github.com/arenero/arenero/guest"
 )
 
@@ -36,14 +36,18 @@ const (
 	bad  = "bad"
 )
 
-// Run looks at everything a sandbox needs. It changes nothing on the machine. It
-// ends with 1 when sandboxes cannot run here.
+// Run looks at everything a sandbox needs. It changes nothing but the data
+// folder. It ends with 1 when sandboxes cannot run here.
 func (c *doctorCmd) Run(ctx context.Context, m *Main, cli *cli) error {
-	var all []finding
-	for _, check := range []func(context.Context, string) []finding{
-		checkKernel, checkUser, checkCgroups, checkMemory, checkDisk, checkAgent, checkEngine, checkTools, checkImages,
-	} {
-		all = append(all, check(ctx, cli.Data)...)
+	all := slices.Concat(checkKernel(), checkUser(), checkCgroups(), checkMemory(), checkDisk(cli.Data), checkAgent(), checkTools())
+	h, err := openForRun(ctx, cli.Data)
+	if err != nil {
+		all = append(all, finding{"data", bad, err.Error(), arenero.HintOf(err)})
+	} else {
+		all = slices.Concat(all, checkEngine(ctx, h), checkImages(ctx, h))
+		if err := h.close(ctx); err != nil {
+			return err
+		}
 	}
 	broken := false
 	for _, f := range all {
@@ -72,7 +76,7 @@ func show(m *Main, all []finding) {
 	}
 }
 
-func checkKernel(context.Context, string) []finding {
+func checkKernel() []finding {
 	var u unix.Utsname
 	if err := unix.Uname(&u); err != nil {
 		return []finding{{"kernel", bad, err.Error(), ""}}
@@ -87,7 +91,7 @@ func checkKernel(context.Context, string) []finding {
 	return []finding{f}
 }
 
-func checkUser(context.Context, string) []finding {
+func checkUser() []finding {
 	if os.Geteuid() == 0 {
 		return []finding{{"user", ok, "root", ""}}
 	}
@@ -96,7 +100,7 @@ func checkUser(context.Context, string) []finding {
 
 // checkCgroups describes the layout; whether the engine can use it is the
 // engine's own finding.
-func checkCgroups(context.Context, string) []finding {
+func checkCgroups() []finding {
 	raw, err := os.ReadFile("/proc/self/mounts")
 	if err != nil {
 		return []finding{{"cgroups", bad, err.Error(), "mount /proc"}}
@@ -124,7 +128,7 @@ func checkCgroups(context.Context, string) []finding {
 	return []finding{{"cgroups", ok, "hybrid: version 2 at " + v2 + ", version 1: " + strings.Join(v1, " "), ""}}
 }
 
-func checkMemory(context.Context, string) []finding {
+func checkMemory() []finding {
 	f, err := os.Open("/proc/meminfo")
 	if err != nil {
 		return []finding{{"memory", note, err.Error(), ""}}
@@ -149,7 +153,7 @@ func checkMemory(context.Context, string) []finding {
 	return []finding{{"memory", note, "/proc/meminfo does not say what is available", ""}}
 }
 
-func checkDisk(_ context.Context, data string) []finding {
+func checkDisk(data string) []finding {
 	// The folder itself may not be there yet: ask the nearest that is.
 	at := data
 	for {
@@ -176,7 +180,7 @@ func checkDisk(_ context.Context, data string) []finding {
 	return []finding{f}
 }
 
-func checkAgent(context.Context, string) []finding {
+func checkAgent() []finding {
 	b, err := guest.Binary()
 	if err != nil {
 		return []finding{{"agent", bad, err.Error(), arenero.HintOf(err)}}
@@ -184,8 +188,8 @@ func checkAgent(context.Context, string) []finding {
 	return []finding{{"agent", ok, fmt.Sprintf("%d KiB, in this binary", len(b)/1024), ""}}
 }
 
-func checkEngine(ctx context.Context, data string) []finding {
-	caps, err := gvisor.New(gvisor.Config{Dir: boxes(data)}).Probe(ctx)
+func checkEngine(ctx context.Context, h *house) []finding {
+	caps, err := h.engine.Probe(ctx)
 	if err != nil {
 		return []finding{{"engine", bad, err.Error(), arenero.HintOf(err)}}
 	}
@@ -202,7 +206,7 @@ func checkEngine(ctx context.Context, data string) []finding {
 	return out
 }
 
-func checkTools(context.Context, string) []finding {
+func checkTools() []finding {
 	path, err := exec.LookPath("mmdebstrap")
 	if err != nil {
 		return []finding{{"tools", note, "mmdebstrap is not installed: images cannot be built from recipes here", "apt-get install mmdebstrap, or take an OCI image: arenero image pull"}}
@@ -210,22 +214,13 @@ func checkTools(context.Context, string) []finding {
 	return []finding{{"tools", ok, path, ""}}
 }
 
-func checkImages(ctx context.Context, data string) []finding {
-	none := []finding{{"images", note, "none yet", "arenero image build python"}}
-	if _, err := os.Stat(filepath.Join(data, "images")); err != nil {
-		return none
-	}
-	h, err := openForRun(ctx, data)
-	if err != nil {
-		return []finding{{"images", bad, err.Error(), arenero.HintOf(err)}}
-	}
-	defer h.close(ctx) //nolint:errcheck // nothing was made
+func checkImages(ctx context.Context, h *house) []finding {
 	all, err := h.images.List(ctx)
 	if err != nil {
 		return []finding{{"images", bad, err.Error(), arenero.HintOf(err)}}
 	}
 	if len(all) == 0 {
-		return none
+		return []finding{{"images", note, "none yet", "arenero image build python"}}
 	}
 	var out []finding
 	for _, i := range all {

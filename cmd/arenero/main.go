@@ -7,11 +7,14 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/alecthomas/kong"
+	"golang.org/x/sys/unix"
 
 	"github.com/arenero/arenero"
 	"github.com/arenero/arenero/engine/gvisor"
@@ -34,8 +37,26 @@ func main() {
 	// First of all: this process may be a sentry or a gofer, started by gVisor
 	// with arguments and an environment of its own. Then this does not return.
 	gvisor.Dispatch()
+	closeOnExec()
 	m := Main{Args: os.Args[1:], Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr}
 	os.Exit(m.Run(context.Background()))
+}
+
+// closeOnExec keeps what the one who started us left open from those we start: a
+// sandbox must not hold a file of the host that nobody meant to give it.
+func closeOnExec() {
+	if unix.CloseRange(3, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC) == nil {
+		return
+	}
+	open, err := os.ReadDir("/proc/self/fd") // before Linux 5.11
+	if err != nil {
+		return
+	}
+	for _, e := range open {
+		if fd, err := strconv.Atoi(e.Name()); err == nil && fd > 2 {
+			unix.CloseOnExec(fd)
+		}
+	}
 }
 
 // Main is one call of the program. Tests make their own.
@@ -66,6 +87,7 @@ func (s status) Error() string { return fmt.Sprintf("exit status %d", int(s)) }
 // Run does what the arguments say and returns the exit status.
 func (m *Main) Run(ctx context.Context) int {
 	var c cli
+	unsetEmpty()
 	args, after := cutArgs(m.Args)
 	c.Run.After = after
 	parser, err := kong.New(&c,
@@ -106,6 +128,16 @@ func (m *Main) Run(ctx context.Context) int {
 		return statusFailed
 	}
 	return 0
+}
+
+// unsetEmpty makes a variable that is set to nothing one that is not set: kong
+// would take nothing for a value.
+func unsetEmpty() {
+	for _, kv := range os.Environ() {
+		if k, v, _ := strings.Cut(kv, "="); v == "" && strings.HasPrefix(k, "ARENERO_") {
+			_ = os.Unsetenv(k) // its name came from the environment
+		}
+	}
 }
 
 // parse turns kong's exit after --help into a value.
