@@ -177,8 +177,8 @@ func enable(dir, controller string) error {
 // quotaPeriod is the period of the CPU quota in microseconds, the kernel's default.
 const quotaPeriod = 100_000
 
-// set writes the limits. Every limit that a controller is missing for is an
-// error: limits are never silently weaker.
+// set writes the limits of memory and tasks. Every limit that a controller is
+// missing for is an error: limits are never silently weaker.
 func (g *group) set(l arenero.Limits) error {
 	for _, c := range controllers {
 		if _, ok := g.at[c]; !ok {
@@ -186,7 +186,6 @@ func (g *group) set(l arenero.Limits) error {
 		}
 	}
 	memory := strconv.FormatInt(boxMemory(l), 10)
-	quota := strconv.FormatInt(int64(l.CPUs*quotaPeriod), 10)
 	tasks := strconv.Itoa(hostTasks(l))
 
 	if g.at["memory"].v2 {
@@ -205,19 +204,34 @@ func (g *group) set(l arenero.Limits) error {
 		g.optional("memory", "memory.memsw.limit_in_bytes", memory)
 		g.optional("memory", "memory.swappiness", "0")
 	}
+	return g.write("pids", "pids.max", tasks)
+}
+
+// throttle writes the limit of CPU time. A box gets it when it is made, not
+// before: until then none of its guest's new code runs, and a Sentry that loads
+// its pages on all cores would soon be stopped for the rest of each period.
+//
+// What a box does not use it may save up for one period, so that a short burst on
+// several cores, the common case of an interpreter, is not cut in two.
+func (g *group) throttle(l arenero.Limits) error {
+	quota := strconv.FormatInt(int64(l.CPUs*quotaPeriod), 10)
 	if g.at["cpu"].v2 {
+		g.optional("cpu", "cpu.max.burst", "0") // it may never exceed the quota
 		if err := g.write("cpu", "cpu.max", quota+" "+strconv.Itoa(quotaPeriod)); err != nil {
 			return err
 		}
-	} else {
-		if err := g.write("cpu", "cpu.cfs_period_us", strconv.Itoa(quotaPeriod)); err != nil {
-			return err
-		}
-		if err := g.write("cpu", "cpu.cfs_quota_us", quota); err != nil {
-			return err
-		}
+		g.optional("cpu", "cpu.max.burst", quota)
+		return nil
 	}
-	return g.write("pids", "pids.max", tasks)
+	g.optional("cpu", "cpu.cfs_burst_us", "0")
+	if err := g.write("cpu", "cpu.cfs_period_us", strconv.Itoa(quotaPeriod)); err != nil {
+		return err
+	}
+	if err := g.write("cpu", "cpu.cfs_quota_us", quota); err != nil {
+		return err
+	}
+	g.optional("cpu", "cpu.cfs_burst_us", quota)
+	return nil
 }
 
 func (g *group) write(controller, file, value string) error {

@@ -120,9 +120,14 @@ func TestGroupBoundsCountsAndKills(t *testing.T) {
 	// Twice, with other figures: an update must not stumble over the old ones.
 	for _, memory := range []int64{256 * arenero.MiB, 64 * arenero.MiB} {
 		l.Memory = memory
-		if err := g.set(l); err != nil {
+		l.CPUs *= 2
+		if err := errors.Join(g.set(l), g.throttle(l)); err != nil {
 			t.Fatal(err)
 		}
+	}
+	l.CPUs = 0.5
+	if err := g.throttle(l); err != nil {
+		t.Error("less CPU than before:", err)
 	}
 	child, err := os.StartProcess("/bin/sleep", []string{"sleep", "1000"}, &os.ProcAttr{})
 	if err != nil {

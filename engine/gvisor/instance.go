@@ -69,7 +69,13 @@ func (i *Instance) start(ctx context.Context, b arenero.Box) error {
 	if err != nil && i.group.oomKills() > 0 {
 		return arenero.Errorf(arenero.Exhausted, "start box", b.ID, "it needs more memory than its limit: %w", err)
 	}
-	return err
+	if err != nil {
+		return err
+	}
+	if err := i.group.throttle(b.Limits); err != nil {
+		return arenero.Errorf(arenero.Unavailable, "limit box", b.ID, "%w", err).WithHint("run `arenero doctor`")
+	}
+	return nil
 }
 
 // plan is what gVisor must be told at each step of a start.
@@ -240,7 +246,7 @@ func (i *Instance) Update(_ context.Context, l arenero.Limits) error {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	l.Disk = i.rec.Limits.Disk
-	if err := i.group.set(l); err != nil {
+	if err := errors.Join(i.group.set(l), i.group.throttle(l)); err != nil {
 		return arenero.Errorf(arenero.Conflict, "update limits", i.rec.ID, "%w", err).
 			WithHint("the sandbox may already use more than the new limit")
 	}
