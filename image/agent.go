@@ -15,7 +15,7 @@ import (
 // digest, "sha256:...", which is part of a snapshot's [Key].
 func Agent(dir string, binary []byte) (path, digest string, err error) {
 	const op = "store agent"
-	if err := os.MkdirAll(dir, 0o755); err != nil {
+	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return "", "", fail(op, "", err)
 	}
 	guest := &inode{
@@ -41,7 +41,7 @@ func Agent(dir string, binary []byte) (path, digest string, err error) {
 	if info, err := os.Stat(path); err == nil && info.Size() == img.size() {
 		return path, digest, nil
 	}
-	if err := os.Chmod(file, 0o444); err != nil {
+	if err := os.Chmod(file, 0o400); err != nil {
 		return "", "", fail(op, "", err)
 	}
 	if err := os.Rename(file, path); err != nil {

@@ -12,8 +12,9 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/arenero/arenero"
 	"golang.org/x/sys/unix"
+
+	"github.com/arenero/arenero"
 )
 
 // Build builds the image of a recipe and gives it the recipe's name, which until
@@ -95,18 +96,17 @@ func (s *Store) room(size int64) error {
 
 // install adds to the base system everything that is not an apt package.
 func (r *Recipe) install(ctx context.Context, c *chroot, p Progress) error {
-	const op = "build image"
 	if len(r.Pip) > 0 {
 		p.step("install pip packages", 0, 0)
 		argv := []string{"/usr/bin/python3", "-m", "pip", "install", "--no-cache-dir", "--no-compile", "--break-system-packages", "--progress-bar=off"}
-		if err := c.run(ctx, op, r.Name, nil, append(append(argv, "--"), r.Pip...)...); err != nil {
+		if err := c.run(ctx, append(append(argv, "--"), r.Pip...)...); err != nil {
 			return err
 		}
 	}
 	if len(r.Npm) > 0 {
 		p.step("install npm packages", 0, 0)
 		argv := []string{"/usr/bin/npm", "install", "--global", "--cache", hostDir + "/npm", "--prefix", "/usr/local", "--loglevel=error"}
-		if err := c.run(ctx, op, r.Name, nil, append(append(argv, "--"), r.Npm...)...); err != nil {
+		if err := c.run(ctx, append(append(argv, "--"), r.Npm...)...); err != nil {
 			return err
 		}
 	}
@@ -132,7 +132,7 @@ func (r *Recipe) install(ctx context.Context, c *chroot, p Progress) error {
 	}
 	for i, argv := range r.Run {
 		p.step("run "+clean(path.Base(argv[0]), 1), int64(i), int64(len(r.Run)))
-		if err := c.run(ctx, op, r.Name, nil, argv...); err != nil {
+		if err := c.run(ctx, argv...); err != nil {
 			return err
 		}
 	}
@@ -147,9 +147,6 @@ func (r *Recipe) install(ctx context.Context, c *chroot, p Progress) error {
 // on a read-only root. The code is not tied to the time of its source, which
 // becomes epoch. Debian's packages bring their own.
 func (r *Recipe) compile(ctx context.Context, c *chroot, root *os.Root) error {
-	if _, err := root.Stat("usr/bin/python3"); err != nil {
-		return nil
-	}
 	dirs, err := fs.Glob(root.FS(), "usr/local/lib/python3*/dist-packages")
 	if err != nil || len(dirs) == 0 {
 		return err
@@ -160,7 +157,7 @@ func (r *Recipe) compile(ctx context.Context, c *chroot, root *os.Root) error {
 	}
 	// A package may hold files that are no Python of this version: its status
 	// says so, and nothing is wrong.
-	err = c.run(ctx, "build image", r.Name, nil, argv...)
+	err = c.run(ctx, argv...)
 	if arenero.CodeOf(err) == arenero.Unavailable {
 		return nil
 	}

@@ -9,8 +9,9 @@ import (
 	"path/filepath"
 	"strings"
 
-	"github.com/arenero/arenero"
 	"golang.org/x/sys/unix"
+
+	"github.com/arenero/arenero"
 )
 
 // hostDir is where a build finds, inside the tree, the few files of the host
@@ -27,7 +28,8 @@ type chroot struct {
 }
 
 // run runs one command in the tree.
-func (c *chroot) run(ctx context.Context, op, id string, line func(string), argv ...string) error {
+func (c *chroot) run(ctx context.Context, argv ...string) error {
+	const op = "run installer"
 	env := []string{
 		"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME=" + hostDir + "/home", "TMPDIR=/tmp",
 		"LC_ALL=C.UTF-8", "DEBIAN_FRONTEND=noninteractive", "PYTHONHASHSEED=0", "PIP_ROOT_USER_ACTION=ignore",
@@ -43,7 +45,7 @@ func (c *chroot) run(ctx context.Context, op, id string, line func(string), argv
 		argv = append([]string{"/usr/bin/env"}, argv...) // looks in the PATH of the tree
 	}
 	t := &tool{
-		argv: argv, env: env, root: c.path, hold: c.work.lock.f, line: line,
+		argv: argv, env: env, root: c.path, hold: c.work.lock.f,
 		prep: func() error { return c.mounts(binds) },
 	}
 	out, err := t.run(ctx)
@@ -54,11 +56,11 @@ func (c *chroot) run(ctx context.Context, op, id string, line func(string), argv
 	case ctx.Err() != nil:
 		return ctx.Err()
 	case isDiskFull(out):
-		return diskFull(op, id)
+		return diskFull(op, "")
 	case !isExit(err):
 		return err
 	}
-	return arenero.Errorf(arenero.Unavailable, op, id, "%s: %w\n%s", clean(strings.Join(argv[:min(2, len(argv))], " "), 1), err, clean(out, 12))
+	return arenero.Errorf(arenero.Unavailable, op, "", "%s: %w\n%s", clean(strings.Join(argv[:min(2, len(argv))], " "), 1), err, clean(out, 12))
 }
 
 // certificates are mounted over those of the tree while a command runs, since a
@@ -122,11 +124,11 @@ func (c *chroot) mounts(binds map[string]string) error {
 	if err := bind("/proc", in("/proc")); err != nil {
 		return err
 	}
-	if err := os.MkdirAll(in(hostDir+"/home"), 0o755); err != nil {
+	if err := os.MkdirAll(in(hostDir+"/home"), 0o700); err != nil {
 		return err
 	}
 	for from, to := range binds {
-		if err := os.MkdirAll(filepath.Dir(in(to)), 0o755); err != nil {
+		if err := os.MkdirAll(filepath.Dir(in(to)), 0o700); err != nil {
 			return err
 		}
 		if err := copyFile(from, in(to)); err != nil {
@@ -198,12 +200,12 @@ func hostSettings() (env []string, files map[string]string) {
 }
 
 func copyFile(from, to string) error {
-	in, err := os.Open(from)
+	in, err := os.Open(from) //nolint:gosec // G703: a file that the operator configured
 	if err != nil {
 		return err
 	}
 	defer in.Close()
-	out, err := os.OpenFile(to, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
+	out, err := os.OpenFile(to, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return err
 	}

@@ -6,6 +6,7 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"hash/crc32"
 	"io"
@@ -148,7 +149,7 @@ func layOut(root *inode) (*erofsImage, error) {
 		n.block = uint32(block)
 		block += (n.size + blockSize - 1) / blockSize
 		if block > 1<<31 {
-			return nil, fmt.Errorf("write erofs: the tree is over 8 TiB")
+			return nil, errors.New("write erofs: the tree is over 8 TiB")
 		}
 	}
 	img.blocks = uint32(block)
@@ -264,7 +265,7 @@ func (img *erofsImage) size() int64 { return int64(img.blocks) * blockSize }
 // write writes the image to a new file and returns the digest of its bytes. The
 // file is on the disk when it returns.
 func (img *erofsImage) write(ctx context.Context, path string, p Progress) (digest string, err error) {
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o644)
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600) //nolint:gosec // G703: a path of ours
 	if err != nil {
 		return "", err
 	}
@@ -273,7 +274,7 @@ func (img *erofsImage) write(ctx context.Context, path string, p Progress) (dige
 			err = cerr
 		}
 		if err != nil {
-			_ = os.Remove(path)
+			_ = os.Remove(path) //nolint:gosec // G703: a path of ours
 		}
 	}()
 	sum := sha256.New()

@@ -6,8 +6,9 @@ import (
 	"io/fs"
 	"strings"
 
-	"github.com/arenero/arenero"
 	"golang.org/x/sys/unix"
+
+	"github.com/arenero/arenero"
 )
 
 // fail gives an error its code. What has one keeps it.

@@ -200,6 +200,16 @@ func (x *extractor) folder(name string) error {
 	return nil
 }
 
+// isFolder reports whether name is a real folder, and all above it.
+func (x *extractor) isFolder(name string) bool {
+	for ; name != "." && !x.folders[name]; name = path.Dir(name) {
+		if info, err := x.root.Lstat(name); err != nil || !info.IsDir() {
+			return false
+		}
+	}
+	return true
+}
+
 // clear removes what is at name, whatever it is.
 func (x *extractor) clear(name string) error {
 	info, err := x.root.Lstat(name)
@@ -252,10 +262,8 @@ func (x *extractor) hardLink(h *tar.Header, name string) error {
 		return nil
 	}
 	// The way to the target must be made of real folders as well.
-	for dir := path.Dir(target); dir != "." && !x.folders[dir]; dir = path.Dir(dir) {
-		if info, err := x.root.Lstat(dir); err != nil || !info.IsDir() {
-			return hostile("entry %.80q links to %.80q, which is not there", name, target)
-		}
+	if !x.isFolder(path.Dir(target)) {
+		return hostile("entry %.80q links to %.80q, which is not there", name, target)
 	}
 	info, err := x.root.Lstat(target)
 	if err != nil || info.IsDir() || strings.HasPrefix(target, name+"/") {
@@ -300,12 +308,8 @@ func (x *extractor) file(h *tar.Header, name string, r io.Reader) error {
 // whiteout hides what lower layers have at a path; what this layer has stays,
 // whichever came first.
 func (x *extractor) whiteout(dir, base string) error {
-	if dir != "." && !x.folders[dir] {
-		for d := dir; d != "."; d = path.Dir(d) {
-			if info, err := x.root.Lstat(d); err != nil || !info.IsDir() {
-				return nil // nothing there to hide; no link is followed
-			}
-		}
+	if !x.isFolder(dir) {
+		return nil // nothing there to hide; no link is followed
 	}
 	if base == ".wh..opq" {
 		return x.hideBelow(dir)
@@ -320,11 +324,10 @@ func (x *extractor) hide(name string) error {
 	if !x.mine[name] {
 		return x.clear(name)
 	}
-	info, err := x.root.Lstat(name)
-	if err != nil || !info.IsDir() {
-		return nil
+	if x.isFolder(name) {
+		return x.hideBelow(name)
 	}
-	return x.hideBelow(name)
+	return nil
 }
 
 func (x *extractor) hideBelow(dir string) error {

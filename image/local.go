@@ -13,9 +13,10 @@ import (
 	"path/filepath"
 	"strings"
 
-	"github.com/arenero/arenero"
 	"github.com/google/go-containerregistry/pkg/name"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
+
+	"github.com/arenero/arenero"
 )
 
 // Import takes an image from this machine: an archive of "docker save" or of an
@@ -105,9 +106,9 @@ func localSource(root *os.Root, o Options) (*source, error) {
 func savedSource(root *os.Root, manifest []byte) (*source, error) {
 	const op = "read image"
 	var all []struct {
-		Config   string
-		RepoTags []string
-		Layers   []string
+		Config   string   `json:"Config"`   //nolint:tagliatelle // Docker's spelling
+		RepoTags []string `json:"RepoTags"` //nolint:tagliatelle // Docker's spelling
+		Layers   []string `json:"Layers"`   //nolint:tagliatelle // Docker's spelling
 	}
 	if err := json.Unmarshal(manifest, &all); err != nil {
 		return nil, arenero.Errorf(arenero.Invalid, op, "", "manifest.json: %w", err)

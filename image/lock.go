@@ -14,9 +14,12 @@ import (
 // that ends. Two opens of one process exclude each other too.
 type lock struct{ f *os.File }
 
-// tryLock takes the lock at path at once or returns nil.
+// errHeld is of a lock that somebody else holds.
+var errHeld = errors.New("the lock is held")
+
+// tryLock takes the lock at path at once or returns errHeld.
 func tryLock(path string) (*lock, error) {
-	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600) //nolint:gosec // G703: a path of ours
 	if err != nil {
 		return nil, err
 	}
@@ -26,7 +29,7 @@ func tryLock(path string) (*lock, error) {
 	}
 	_ = f.Close()
 	if errors.Is(err, unix.EWOULDBLOCK) {
-		return nil, nil
+		err = errHeld
 	}
 	return nil, err
 }
@@ -35,7 +38,7 @@ func tryLock(path string) (*lock, error) {
 // somebody else held it. Polling keeps it cancelable, which flock is not.
 func waitLock(ctx context.Context, path string, waiting func()) (l *lock, waited bool, err error) {
 	for {
-		if l, err = tryLock(path); l != nil || err != nil {
+		if l, err = tryLock(path); !errors.Is(err, errHeld) {
 			return l, waited, err
 		}
 		if !waited && waiting != nil {
@@ -66,19 +69,20 @@ func (s *Store) newWork(kind string) (*workdir, error) {
 			return nil, err
 		}
 		l, err := tryLock(dir + ".lock")
-		if err != nil {
-			_ = os.RemoveAll(dir)
-			return nil, err
-		}
 		// A sweep of another process may have come between the folder and its
 		// lock; then there is another folder to be had.
-		if l != nil {
-			if _, err := os.Stat(dir); err == nil {
-				return &workdir{dir, l}, nil
-			}
-			l.unlock()
-			_ = os.Remove(dir + ".lock")
+		if errors.Is(err, errHeld) {
+			continue
 		}
+		if err != nil {
+			_ = os.RemoveAll(dir) //nolint:gosec // G703: a path of ours
+			return nil, err
+		}
+		if _, err := os.Stat(dir); err == nil { //nolint:gosec // G703: a path of ours
+			return &workdir{dir, l}, nil
+		}
+		l.unlock()
+		_ = os.Remove(dir + ".lock")
 	}
 }
 
@@ -115,11 +119,11 @@ func (s *Store) sweep() error {
 		}
 		path := s.path("tmp", name)
 		l, err := tryLock(path + ".lock")
+		if errors.Is(err, errHeld) {
+			continue // somebody works there
+		}
 		if err != nil {
 			return err
-		}
-		if l == nil {
-			continue // somebody works there
 		}
 		// What cannot be removed now, the next one tries; it is in nobody's way.
 		if removeAll(path) == nil {

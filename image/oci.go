@@ -16,9 +16,10 @@ import (
 	"strings"
 	"time"
 
-	"github.com/arenero/arenero"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/klauspost/compress/zstd"
+
+	"github.com/arenero/arenero"
 )
 
 // Options say how an OCI image becomes one of ours.
@@ -77,7 +78,7 @@ func (s *Store) adopt(ctx context.Context, op string, src *source, o Options, p 
 	}
 	defer w.done()
 	t := &tree{path: filepath.Join(w.path, "root"), started: time.Now().Add(-2 * time.Second), user: cfg.Config.User}
-	if err := os.Mkdir(t.path, 0o755); err != nil {
+	if err := os.Mkdir(t.path, 0o700); err != nil {
 		return arenero.Image{}, err
 	}
 	if err := unpack(ctx, src, cfg, t.path, o.Limits, p); err != nil {

@@ -14,7 +14,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/arenero/arenero"
 	"github.com/google/go-containerregistry/pkg/name"
 	"github.com/google/go-containerregistry/pkg/registry"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
@@ -27,6 +26,8 @@ import (
 	"github.com/google/go-containerregistry/pkg/v1/types"
 	"github.com/klauspost/compress/zstd"
 	"golang.org/x/sys/unix"
+
+	"github.com/arenero/arenero"
 )
 
 // entry is one entry of a test archive.
@@ -140,6 +141,7 @@ func zstdLayer(data []byte) (v1.Layer, error) {
 
 type diffLayer struct {
 	v1.Layer
+
 	diff v1.Hash
 }
 

@@ -8,12 +8,13 @@ import (
 	"runtime"
 	"strings"
 
-	"github.com/arenero/arenero"
 	"github.com/google/go-containerregistry/pkg/authn"
 	"github.com/google/go-containerregistry/pkg/name"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 	"github.com/google/go-containerregistry/pkg/v1/remote/transport"
+
+	"github.com/arenero/arenero"
 )
 
 // Pull takes an image from a registry: "python:3.12-slim",

@@ -212,25 +212,26 @@ func (s *Store) place(ctx context.Context, k Key, w *workdir) error {
 
 // sumFiles lists what is in a folder and sees it onto the disk.
 func sumFiles(dir string) ([]snapshotFile, error) {
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return nil, err
+	}
+	defer root.Close()
 	var files []snapshotFile
-	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+	err = fs.WalkDir(root.FS(), ".", func(name string, d fs.DirEntry, err error) error {
 		if err != nil || d.IsDir() {
 			return err
 		}
 		if !d.Type().IsRegular() {
 			return fmt.Errorf("%q is not a regular file", d.Name())
 		}
-		f, err := os.Open(path)
+		f, err := root.Open(name)
 		if err != nil {
 			return err
 		}
 		defer f.Close()
 		h := sha256.New()
 		size, err := io.Copy(h, f)
-		if err != nil {
-			return err
-		}
-		name, err := filepath.Rel(dir, path)
 		if err != nil {
 			return err
 		}

@@ -10,8 +10,9 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/arenero/arenero"
 	"golang.org/x/sys/unix"
+
+	"github.com/arenero/arenero"
 )
 
 // A Store holds images in a folder. Any number of processes may use the same
@@ -23,6 +24,7 @@ type Store struct {
 // Details is all that the store knows of an image.
 type Details struct {
 	arenero.Image
+
 	Recipe string   `json:"recipe,omitempty"` // digest of the recipe it was built from
 	Names  []string `json:"-"`                // every name of the same file system
 	Path   string   `json:"-"`                // of the EROFS file
@@ -199,7 +201,7 @@ func (s *Store) publish(ctx context.Context, d Details, file string) (arenero.Im
 	d.Path = s.path("blobs", blobName(d.Digest))
 	d.RootFS = d.Path
 	err = errors.Join(
-		os.Chmod(file, 0o444),
+		os.Chmod(file, 0o400),
 		os.Rename(file, d.Path),
 		syncDir(s.path("blobs")),
 	)

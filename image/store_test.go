@@ -9,8 +9,9 @@ import (
 	"sync"
 	"testing"
 
-	"github.com/arenero/arenero"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
+
+	"github.com/arenero/arenero"
 )
 
 // imported makes an image of one file in the store.
@@ -264,6 +265,7 @@ func TestSnapshotFailures(t *testing.T) {
 // noticed is a context that tells when somebody waits for its end.
 type noticed struct {
 	context.Context
+
 	waits chan struct{}
 	once  sync.Once
 }

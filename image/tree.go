@@ -2,6 +2,7 @@ package image
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"io/fs"
@@ -45,8 +46,10 @@ type treeReader struct {
 	count   int
 }
 
-// read makes the inode of one path and, for a folder, of all below it. It
-// returns nil for what has no place in an image.
+// errNoPlace is of what has no place in an image.
+var errNoPlace = errors.New("no place in an image")
+
+// read makes the inode of one path and, for a folder, of all below it.
 func (t *treeReader) read(name string, info fs.FileInfo) (*inode, error) {
 	if t.count++; t.count%1024 == 0 {
 		if err := t.ctx.Err(); err != nil {
@@ -63,7 +66,7 @@ func (t *treeReader) read(name string, info fs.FileInfo) (*inode, error) {
 	}
 	switch info.Mode().Type() {
 	case 0:
-		id := fileID{uint64(st.Dev), st.Ino}
+		id := fileID{st.Dev, st.Ino}
 		if first := t.links[id]; first != nil {
 			return first, nil
 		}
@@ -89,7 +92,7 @@ func (t *treeReader) read(name string, info fs.FileInfo) (*inode, error) {
 		}
 		return n, t.readDir(name, n)
 	default:
-		return nil, nil
+		return nil, errNoPlace
 	}
 	return n, nil
 }
@@ -112,12 +115,13 @@ func (t *treeReader) readDir(name string, n *inode) error {
 			return err
 		}
 		c, err := t.read(child, info)
+		if errors.Is(err, errNoPlace) {
+			continue
+		}
 		if err != nil {
 			return err
 		}
-		if c != nil {
-			n.entries = append(n.entries, dirent{base, c})
-		}
+		n.entries = append(n.entries, dirent{base, c})
 	}
 	return nil
 }
