@@ -21,12 +21,12 @@ import (
 	"github.com/arenero/arenero"
 )
 
-// buildDir says to the test binary that it is a build to be killed.
-const buildDir = "IMAGE_TEST_BUILD"
+// buildHere says to the test binary that it is a build in the folder it is in.
+const buildHere = "IMAGE_TEST_BUILD"
 
 func TestMain(m *testing.M) {
-	if dir := os.Getenv(buildDir); dir != "" {
-		os.Exit(buildToBeKilled(dir))
+	if os.Getenv(buildHere) != "" {
+		os.Exit(buildAsChild())
 	}
 	code := m.Run()
 	if shared.dir != "" {
@@ -239,9 +239,9 @@ func TestTheSameRecipeGivesTheSameDigest(t *testing.T) {
 	t.Errorf("%s and %s:\n%s", a.Digest, b.Digest, clean(string(out), 40))
 }
 
-// buildToBeKilled is the child of the test below.
-func buildToBeKilled(dir string) int {
-	s, err := Open(dir)
+// buildAsChild is the child of the tests below.
+func buildAsChild() int {
+	s, err := Open(".")
 	if err != nil {
 		fmt.Println(err)
 		return 1
@@ -258,7 +258,7 @@ func buildToBeKilled(dir string) int {
 func TestAKilledBuildLeavesNothing(t *testing.T) {
 	dir := t.TempDir()
 	cmd := exec.Command(os.Args[0])
-	cmd.Env = append(os.Environ(), buildDir+"="+dir)
+	cmd.Env, cmd.Dir = append(os.Environ(), buildHere+"=1"), dir
 	out, err := cmd.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -339,13 +339,13 @@ func TestBuildNeedsRoot(t *testing.T) {
 		}
 	}
 	cmd := exec.Command(binary)
-	cmd.Env = append(os.Environ(), buildDir+"="+filepath.Join(dir, "store"), "GOCOVERDIR="+dir)
+	cmd.Env, cmd.Dir = append(os.Environ(), buildHere+"=1", "GOCOVERDIR="+dir), dir
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
 	out, err := cmd.CombinedOutput()
 	if err != nil || !strings.Contains(string(out), "only root can unpack a system") {
 		t.Errorf("%v\n%s", err, out)
 	}
-	nothingHalfMade(t, &Store{dir: filepath.Join(dir, "store")}, 0)
+	nothingHalfMade(t, &Store{dir: dir}, 0)
 }
 
 func TestACanceledBuildLeavesNothing(t *testing.T) {

@@ -46,7 +46,7 @@ func debootstrap(ctx context.Context, r *Recipe, w *workdir, root string, p Prog
 			WithHint("apt-get install debian-archive-keyring (Fedora: dnf install debian-keyring)")
 	}
 	tmp := filepath.Join(w.path, "tmp")
-	if err := os.Mkdir(tmp, 0o711); err != nil {
+	if err := os.Mkdir(tmp, 0o700); err != nil {
 		return err
 	}
 	argv := []string{bin, "--mode=root", "--variant=minbase", "--format=directory",

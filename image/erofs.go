@@ -265,7 +265,7 @@ func (img *erofsImage) size() int64 { return int64(img.blocks) * blockSize }
 // write writes the image to a new file and returns the digest of its bytes. The
 // file is on the disk when it returns.
 func (img *erofsImage) write(ctx context.Context, path string, p Progress) (digest string, err error) {
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600) //nolint:gosec // G703: a path of ours
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
 	if err != nil {
 		return "", err
 	}
@@ -274,7 +274,7 @@ func (img *erofsImage) write(ctx context.Context, path string, p Progress) (dige
 			err = cerr
 		}
 		if err != nil {
-			_ = os.Remove(path) //nolint:gosec // G703: a path of ours
+			_ = os.Remove(path)
 		}
 	}()
 	sum := sha256.New()

@@ -19,7 +19,7 @@ var errHeld = errors.New("the lock is held")
 
 // tryLock takes the lock at path at once or returns errHeld.
 func tryLock(path string) (*lock, error) {
-	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600) //nolint:gosec // G703: a path of ours
+	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE|unix.O_NOFOLLOW, 0o600)
 	if err != nil {
 		return nil, err
 	}
@@ -75,10 +75,10 @@ func (s *Store) newWork(kind string) (*workdir, error) {
 			continue
 		}
 		if err != nil {
-			_ = os.RemoveAll(dir) //nolint:gosec // G703: a path of ours
+			_ = os.RemoveAll(dir)
 			return nil, err
 		}
-		if _, err := os.Stat(dir); err == nil { //nolint:gosec // G703: a path of ours
+		if _, err := os.Stat(dir); err == nil {
 			return &workdir{dir, l}, nil
 		}
 		l.unlock()
