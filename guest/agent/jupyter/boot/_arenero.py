@@ -212,10 +212,40 @@ def wake():
 # --- streams -----------------------------------------------------------------
 
 
+_forked = False  # this is a child of the kernel's process: its streams go by way of the parent
+_sending = 0  # the main thread is within a message
+_interrupted = False  # and was interrupted there
+
+
+def _after_fork():
+    global _forked
+    _forked = True
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def _on_interrupt(signum, frame):
+    """A message that was begun is sent whole."""
+    global _interrupted
+    if _sending:
+        _interrupted = True
+        return
+    raise KeyboardInterrupt
+
+
 def _patch_iopub():
-    """Makes output wait for a slow reader. A PUB socket throws away what does not
-    fit its queue, the message that ends the cell included."""
+    """Sends output from the thread that made it. ipykernel hands every message to a
+    thread of its own and waits for it when it flushes: ten switches of threads for
+    a cell, the dearest thing there is where each wakes another through the Sentry.
+
+    It also makes output wait for a slow reader. A PUB socket throws away what does
+    not fit its queue, the message that ends the cell included."""
+    import threading
+
+    import ipykernel.kernelbase as base
     import zmq
+    from ipykernel.iostream import IOPubThread, OutStream
     from ipykernel.kernelapp import IPKernelApp
 
     init = IPKernelApp.init_iopub
@@ -228,6 +258,55 @@ def _patch_iopub():
             self.log.warning("no XPUB_NODROP", exc_info=True)
 
     IPKernelApp.init_iopub = init_iopub
+
+    wire = threading.RLock()  # who may use the socket
+    main = threading.main_thread().ident
+    hand_over = IOPubThread.send_multipart
+
+    def send_multipart(self, *args, **kwargs):
+        global _sending, _interrupted
+        if _forked or not self.thread.is_alive():
+            return hand_over(self, *args, **kwargs)
+        mine = threading.get_ident() == main
+        if mine:
+            _sending += 1
+        try:
+            with wire:
+                if not self.closed:
+                    self.socket.send_multipart(*args, **kwargs)
+        finally:
+            if mine:
+                _sending -= 1
+        if mine and _interrupted and not _sending:
+            _interrupted = False
+            raise KeyboardInterrupt
+
+    IOPubThread.send_multipart = send_multipart
+
+    flush, send_flush = OutStream.flush, OutStream._flush
+
+    def flush_here(self):
+        if _forked:
+            return send_flush(self)
+        with wire:  # what was taken from the buffer first is sent first
+            send_flush(self)
+
+    def flush_now(self):
+        thread = self.pub_thread.thread if self.pub_thread else None
+        if _forked or thread is None or not thread.is_alive():
+            return flush(self)
+        flush_here(self)
+
+    OutStream.flush, OutStream._flush = flush_now, flush_here
+    for cls in (IOPubThread, OutStream):
+        cls._is_master_process = lambda self: not _forked
+
+    base.default_int_handler = _on_interrupt
+
+    async def no_queue(self):
+        """Control requests have a thread of their own; a cell need not wait for it."""
+
+    base.Kernel._flush_control_queue = no_queue
 
 
 def _patch_streams():
@@ -269,7 +348,7 @@ def _patch_streams():
                 self.flush()
 
     def bounded_write(self, string):
-        if not isinstance(string, str) or os.getpid() != self._master_pid:
+        if not isinstance(string, str) or _forked:
             return write(self, string)
         if not string.isascii():
             string = clean(string)
@@ -301,7 +380,7 @@ def _patch_streams():
     def settle(self):
         """Waits until what is in the pipe now has become output of this cell."""
         lock = getattr(self, "_arenero_lock", None)
-        if lock is None or os.getpid() != self._master_pid or threading.current_thread() is self.watch_fd_thread:
+        if lock is None or _forked or threading.current_thread() is self.watch_fd_thread:
             return
         with lock:
             waiting = struct.unpack("i", fcntl.ioctl(self._fid, termios.FIONREAD, b"\0\0\0\0"))[0]
