@@ -13,6 +13,7 @@ import (
 	"os"
 	"runtime"
 	"runtime/debug"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -24,7 +25,7 @@ func main() {
 	// One per sandbox: small is more than fast.
 	debug.SetGCPercent(50)
 	debug.SetMemoryLimit(48 << 20)
-	runtime.GOMAXPROCS(2)
+	runtime.GOMAXPROCS(1)
 	if err := run(os.Args[1:]); err != nil {
 		fmt.Fprintln(os.Stderr, "guest:", err)
 		os.Exit(1)
@@ -73,7 +74,12 @@ func serve(args []string) error {
 	if err != nil {
 		return err
 	}
-	return a.Serve(context.Background(), wire.Listen(in, out))
+	for { // a sandbox outlives whoever held the other end
+		if err := a.Serve(context.Background(), wire.Listen(in, out)); err != nil {
+			log.Error("the wire failed", "err", err)
+		}
+		time.Sleep(time.Second)
+	}
 }
 
 // takeOver moves an end of the wire away from where programs have their standard

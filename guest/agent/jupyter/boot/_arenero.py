@@ -308,6 +308,15 @@ def _patch_iopub():
 
     base.Kernel._flush_control_queue = no_queue
 
+    publish_status = base.Kernel._publish_status
+
+    def quiet_status(self, status, channel, parent=None):
+        """Nobody waits to hear that the kernel is busy with what it was asked."""
+        if status != "busy" or channel != "shell":
+            publish_status(self, status, channel, parent)
+
+    base.Kernel._publish_status = quiet_status
+
 
 def _patch_streams():
     import fcntl
