@@ -58,6 +58,7 @@ type talk struct {
 	t        *testing.T
 	url, key string
 	sandbox  string
+	last     string // answer
 }
 
 func (k *talk) exchange(request string) string {
@@ -66,7 +67,7 @@ func (k *talk) exchange(request string) string {
 	lines := strings.Split(head, "\n")
 	method, target, _ := strings.Cut(lines[0], " ")
 	if strings.HasPrefix(target, "/v1/sandboxes/SBX") && k.sandbox == "" {
-		k.t.Fatal("no sandbox yet")
+		k.t.Fatalf("no sandbox yet: %s", k.last)
 	}
 	r, err := http.NewRequest(method, k.url+strings.Replace(target, "SBX", k.sandbox, 1), strings.NewReader(body))
 	if err != nil {
@@ -92,6 +93,7 @@ func (k *talk) exchange(request string) string {
 	if m := regexp.MustCompile(`^/v1/sandboxes/(sbx-\w+)$`).FindStringSubmatch(res.Header.Get("Location")); m != nil {
 		k.sandbox = m[1]
 	}
+	k.last = string(b)
 	var out strings.Builder
 	fmt.Fprintf(&out, "%d\n", res.StatusCode)
 	for _, name := range []string{"Content-Type", "Location", "Retry-After", "Allow", "Content-Disposition"} {
@@ -121,6 +123,7 @@ func steady(s string) string {
 		{`sbx-[a-z2-7]{26}`, "SBX"},
 		{`"duration_ms":( ?)[0-9.e+-]+`, `"duration_ms":${1}0`},
 		{`"(created|ends|modified)":( ?)"[^"]+"`, `"$1":$2"TIME"`},
+		{`"(owner|group)":( ?)"[^"]+"`, `"$1":$2"NAME"`},
 		{`"pid":( ?)[0-9]+`, `"pid":${1}1`},
 		{`<ipython-input-[^>]+>|/tmp/ipykernel_[0-9]+/[0-9]+\.py`, "CELL"},
 		{`0x[0-9a-f]{6,}`, "0xADDRESS"},

@@ -259,7 +259,7 @@ func TestBadInput(t *testing.T) {
 		{"absurd memory", "POST", "/execute", `{"code": "1", "limits": {"memory": 9000000000000000000}}`, 400, "memory"},
 		{"memory overflow", "POST", "/execute", `{"code": "1", "limits": {"memory": 1e30}}`, 400, ""},
 		{"absurd cpus", "POST", "/execute", `{"code": "1", "limits": {"cpus": 1000}}`, 400, "cpus"},
-		{"more cpus than there are", "POST", "/v1/sandboxes", `{"limits": {"cpus": 511}}`, 404, "image"},
+		{"more cpus than there are", "POST", "/v1/sandboxes", `{"limits": {"cpus": 511}}`, 429, "cpus"},
 		{"dotdot", "POST", "/execute", `{"code": "1", "files": {"../x": "1"}}`, 400, ".."},
 		{"file of a number", "POST", "/execute", `{"code": "1", "files": {"x": 1}}`, 400, ""},
 		{"file of nothing", "POST", "/execute", `{"code": "1", "files": {"x": {}}}`, 400, ""},

@@ -15,7 +15,7 @@ type ByID struct {
 }
 
 type createRequest struct {
-	Body createBody `required:"false"`
+	Body *createBody // may be left out: a sandbox of the default image
 }
 
 type createBody struct {
@@ -34,17 +34,21 @@ type sandboxResponse struct {
 }
 
 func (d *Door) createSandbox(ctx context.Context, in *createRequest) (*sandboxResponse, error) {
-	limits, err := in.Body.Limits.limits()
+	var ask createBody
+	if in.Body != nil {
+		ask = *in.Body
+	}
+	limits, err := ask.Limits.limits()
 	if err != nil {
 		return nil, err
 	}
-	lifetime, err := seconds("lifetime", in.Body.Lifetime)
+	lifetime, err := seconds("lifetime", ask.Lifetime)
 	if err != nil {
 		return nil, err
 	}
 	sb, err := d.Host.Create(ctx, askerOf(ctx).who, arenero.Spec{
-		Image: in.Body.Image, Engine: in.Body.Engine, Limits: limits, Env: in.Body.Env,
-		Labels: in.Body.Labels, Hostname: in.Body.Hostname, Lifetime: lifetime,
+		Image: ask.Image, Engine: ask.Engine, Limits: limits, Env: ask.Env,
+		Labels: ask.Labels, Hostname: ask.Hostname, Lifetime: lifetime,
 	})
 	if err != nil {
 		return nil, err
