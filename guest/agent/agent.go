@@ -198,7 +198,7 @@ func (a *Agent) handler() http.Handler {
 type listener interface{ Accept() (net.Conn, error) }
 
 // Serve serves the connections of l, each until it ends, and returns when l or ctx
-// does. What runs inside goes on. It does not close l.
+// does. What runs inside goes on. It closes l if ctx ends.
 func (a *Agent) Serve(ctx context.Context, l listener) error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
@@ -212,7 +212,7 @@ func (a *Agent) Serve(ctx context.Context, l listener) error {
 		switch {
 		case err == nil:
 			wg.Go(func() { a.ServeConn(ctx, c) })
-		case ctx.Err() != nil || errors.Is(err, net.ErrClosed):
+		case ctx.Err() != nil || errors.Is(err, net.ErrClosed) || errors.Is(err, io.EOF):
 			return nil
 		default:
 			return arenero.Errorf(arenero.Unavailable, "serve guest", "", "%w", err)

@@ -106,17 +106,19 @@ func (o *output) trim() {
 		first = min(first, t.number)
 	}
 	kept := o.chunks[:0]
+	var whole [2]bool // no more of this stream may go: what goes is its oldest
 	for i, c := range o.chunks {
-		over := o.held[c.stream]-int64(len(c.data)) >= o.keep
-		if c.number < first && over {
-			o.held[c.stream] -= int64(len(c.data))
-			continue
-		}
-		if c.number >= first || o.held[0] <= o.keep && o.held[1] <= o.keep {
+		if c.number >= first || whole[stdout] && whole[stderr] {
 			kept = append(kept, o.chunks[i:]...)
 			break
 		}
-		kept = append(kept, c)
+		rest := o.held[c.stream] - int64(len(c.data))
+		if whole[c.stream] || rest < o.keep {
+			whole[c.stream] = true
+			kept = append(kept, c)
+			continue
+		}
+		o.held[c.stream] = rest
 	}
 	clear(o.chunks[len(kept):])
 	o.chunks = kept

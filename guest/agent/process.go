@@ -448,8 +448,8 @@ func (p *process) fullReason(otherwise arenero.ExitReason) arenero.ExitReason {
 	switch {
 	case has("No space left on device", "ENOSPC", "Disk quota exceeded") && p.a.guard.diskWasFull(p.started):
 		return arenero.DiskFull
-	case has("Resource temporarily unavailable", "EAGAIN", "can't start new thread", "Cannot fork", "can't fork",
-		"retry: ") && p.a.guard.tasksWereFull(p.started):
+	case has("can't start new thread"), // Python's own words for it, and nothing else's
+		has("Resource temporarily unavailable", "EAGAIN", "Cannot fork", "can't fork", "retry: ") && p.a.guard.tasksWereFull(p.started):
 		return arenero.ProcessLimit
 	}
 	return otherwise

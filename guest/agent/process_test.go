@@ -345,7 +345,7 @@ func TestKeptOutput(t *testing.T) {
 	r := follow(t, p)
 	if len(r.out) < 100_000 || len(r.out) > 300_000 || !strings.HasSuffix(r.out, "tail\n") || r.err != "err\n" ||
 		r.dropped+int64(len(r.out)) != 3_000_005 {
-		t.Fatal(len(r.out), r.dropped, r.err)
+		t.Fatalf("%d %d %q %q", len(r.out), r.dropped, r.err, r.out[max(0, len(r.out)-20):])
 	}
 }
 

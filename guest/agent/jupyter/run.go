@@ -19,6 +19,7 @@ type run struct {
 	err      error // of on
 	replied  bool
 	idle     bool
+	idleAt   time.Time
 	aborted  bool
 	asking   bool // a request for input is open
 	count    int
@@ -27,6 +28,10 @@ type run struct {
 	bytes    int64
 	marked   bool
 }
+
+// earlyIdle is how long before the reply an idle may come and still be the
+// kernel's own.
+const earlyIdle = 20 * time.Millisecond
 
 func (r *run) loop(answers <-chan string) {
 	var late, silent <-chan time.Time
@@ -155,9 +160,14 @@ func (r *run) handle(m message) {
 			State string `json:"execution_state"`
 		}
 		if json.Unmarshal(m.content, &st) == nil && st.State == "idle" {
-			r.idle = true
+			r.idle, r.idleAt = true, time.Now()
 		}
 	case "execute_reply":
+		// The kernel says that it is idle after it has replied. The two come on
+		// different sockets, but not this far apart: the cell itself said it.
+		if r.idle && time.Since(r.idleAt) > earlyIdle {
+			r.idle = false
+		}
 		r.reply(m)
 	case "input_request":
 		r.input(m)

@@ -159,6 +159,8 @@ def script():
         # Our own frame is none of the reader's business.
         tb = e.__traceback__.tb_next if e.__traceback__ is not None else None
         e.__traceback__ = tb
+        if isinstance(e, SystemExit):
+            e.__cause__ = e.__context__ = None  # it is no error, whatever it was raised in
         sys.stdout, sys.stderr = saved[3:5]
         ip.showtraceback((type(e), e, tb), filename=name, tb_offset=0, exception_only=isinstance(e, SystemExit))
     finally:
@@ -213,25 +215,12 @@ def wake():
 
 
 _forked = False  # this is a child of the kernel's process: its streams go by way of the parent
-_sending = 0  # the main thread is within a message
-_interrupted = False  # and was interrupted there
-
-
 def _after_fork():
     global _forked
     _forked = True
 
 
 os.register_at_fork(after_in_child=_after_fork)
-
-
-def _on_interrupt(signum, frame):
-    """A message that was begun is sent whole."""
-    global _interrupted
-    if _sending:
-        _interrupted = True
-        return
-    raise KeyboardInterrupt
 
 
 def _patch_iopub():
@@ -241,6 +230,7 @@ def _patch_iopub():
 
     It also makes output wait for a slow reader. A PUB socket throws away what does
     not fit its queue, the message that ends the cell included."""
+    import signal
     import threading
 
     import ipykernel.kernelbase as base
@@ -263,22 +253,24 @@ def _patch_iopub():
     main = threading.main_thread().ident
     hand_over = IOPubThread.send_multipart
 
+    late = []  # interrupts that came within a message
+
     def send_multipart(self, *args, **kwargs):
-        global _sending, _interrupted
         if _forked or not self.thread.is_alive():
             return hand_over(self, *args, **kwargs)
-        mine = threading.get_ident() == main
+        # A message that was begun is sent whole: half of one would spoil the next.
+        mine = threading.get_ident() == main and signal.getsignal(signal.SIGINT) is signal.default_int_handler
         if mine:
-            _sending += 1
+            signal.signal(signal.SIGINT, lambda signum, frame: late.append(signum))
         try:
             with wire:
                 if not self.closed:
                     self.socket.send_multipart(*args, **kwargs)
         finally:
             if mine:
-                _sending -= 1
-        if mine and _interrupted and not _sending:
-            _interrupted = False
+                signal.signal(signal.SIGINT, signal.default_int_handler)
+        if mine and late:
+            late.clear()
             raise KeyboardInterrupt
 
     IOPubThread.send_multipart = send_multipart
@@ -300,8 +292,6 @@ def _patch_iopub():
     OutStream.flush, OutStream._flush = flush_now, flush_here
     for cls in (IOPubThread, OutStream):
         cls._is_master_process = lambda self: not _forked
-
-    base.default_int_handler = _on_interrupt
 
     async def no_queue(self):
         """Control requests have a thread of their own; a cell need not wait for it."""
