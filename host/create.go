@@ -126,6 +126,10 @@ func (h *Host) build(ctx, life context.Context, b *box, engine arenero.Engine, s
 
 // attempt makes one box in one way and greets its guest, or leaves nothing.
 func (h *Host) attempt(ctx context.Context, b *box, engine arenero.Engine, spec arenero.Spec, restore string) (err error) {
+	hostname := spec.Hostname
+	if hostname == "" {
+		hostname = b.sb.ID
+	}
 	var back undo
 	defer func() {
 		if err != nil {
@@ -134,7 +138,7 @@ func (h *Host) attempt(ctx context.Context, b *box, engine arenero.Engine, spec 
 	}()
 	inst, err := engine.Create(ctx, arenero.Box{
 		ID: b.sb.ID, RootFS: b.image.RootFS, Restore: restore,
-		Hostname: spec.Hostname, Env: environ(b.image.Env), Limits: spec.Limits,
+		Hostname: hostname, Limits: spec.Limits,
 	})
 	if err != nil {
 		return err
@@ -145,10 +149,6 @@ func (h *Host) attempt(ctx context.Context, b *box, engine arenero.Engine, spec 
 		return h.whyMute(ctx, inst, err)
 	}
 	back.add(func(context.Context) error { return guest.Close() })
-	hostname := spec.Hostname
-	if hostname == "" {
-		hostname = b.sb.ID
-	}
 	if err := guest.Wake(ctx, h.identity(b, hostname, spec)); err != nil {
 		return h.whyMute(ctx, inst, err)
 	}
@@ -366,15 +366,6 @@ func entropy() []byte {
 	e := make([]byte, 64)
 	_, _ = rand.Read(e) // likewise
 	return e
-}
-
-func environ(env map[string]string) []string {
-	out := make([]string, 0, len(env))
-	for k, v := range env {
-		out = append(out, k+"="+v)
-	}
-	sort.Strings(out)
-	return out
 }
 
 func userOf(img arenero.Image) arenero.User {

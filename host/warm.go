@@ -169,7 +169,7 @@ func (h *Host) warmInto(ctx context.Context, engine arenero.Engine, img arenero.
 	limits := arenero.DefaultLimits()
 	limits.Disk = warmDisk
 	inst, err := engine.Create(ctx, arenero.Box{
-		ID: "warm-" + randomText(16), RootFS: img.RootFS, Env: environ(img.Env), Limits: limits,
+		ID: "warm-" + randomText(16), RootFS: img.RootFS, Hostname: "warm", Limits: limits,
 	})
 	if err != nil {
 		return err

@@ -39,7 +39,7 @@ func (s *Store) Build(ctx context.Context, r Recipe, p Progress) (arenero.Image,
 	defer l.unlock()
 	if waited {
 		d, err := s.Inspect(ctx, r.Name)
-		if err == nil && d.Recipe == r.digest() && !d.Created.Before(begun.UTC().Truncate(time.Second)) {
+		if err == nil && d.Recipe == r.Digest() && !d.Created.Before(begun.UTC().Truncate(time.Second)) {
 			return d.Image, nil
 		}
 	}
@@ -71,7 +71,7 @@ func (s *Store) build(ctx context.Context, r *Recipe, p Progress) (arenero.Image
 		Name: r.Name, Source: "recipe " + r.Name,
 		Env: maps.Clone(r.Env), Workdir: r.Workdir, Start: slices.Clone(r.Start),
 	}
-	t.details.Recipe = r.digest()
+	t.details.Recipe = r.Digest()
 	for _, k := range r.Warm {
 		t.details.Warm = append(t.details.Warm, arenero.WarmKernel(k))
 	}

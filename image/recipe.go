@@ -293,8 +293,8 @@ func readFile(root *os.Root, name string, limit int64) ([]byte, error) {
 	return data, err
 }
 
-// digest names the recipe by its meaning, sources included.
-func (r *Recipe) digest() string {
+// Digest names the recipe by its meaning, sources included.
+func (r *Recipe) Digest() string {
 	h := sha256.New()
 	enc := json.NewEncoder(h)
 	_ = enc.Encode(r) //nolint:errchkjson // strings always encode, and a hash takes every byte

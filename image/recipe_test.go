@@ -84,9 +84,9 @@ func TestSourcesStayBesideTheRecipe(t *testing.T) {
 	if err != nil || string(r.Files[0].data) != "data" {
 		t.Fatalf("%+v, %v", r, err)
 	}
-	before := r.digest()
+	before := r.Digest()
 	write(t, filepath.Join(dir, "sub/data"), []byte("datb"), 0o600)
-	if r, err = LoadRecipe(file); err != nil || r.digest() == before {
+	if r, err = LoadRecipe(file); err != nil || r.Digest() == before {
 		t.Errorf("another source has the same digest: %v", err)
 	}
 	write(t, file, []byte("name: x\nfiles: [{path: /x, source: link}]"), 0o600)

@@ -41,6 +41,10 @@ func (c *imageBuildCmd) Run(ctx context.Context, m *Main, cli *cli) error {
 		return err
 	}
 	return c.make(ctx, m, cli, func(s *image.Store, p image.Progress) (arenero.Image, error) {
+		if have, err := s.Inspect(ctx, recipe.Name); err == nil && !c.Force && have.Recipe == recipe.Digest() {
+			fmt.Fprintf(m.Stderr, "%s was built of this recipe already; --force builds it again\n", printable(recipe.Name))
+			return have.Image, nil
+		}
 		return s.Build(ctx, recipe, p)
 	})
 }

@@ -13,6 +13,8 @@ import (
 	"os"
 	"runtime"
 	"runtime/debug"
+	"slices"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -69,7 +71,7 @@ func serve(args []string) error {
 	}
 	log := slog.New(slog.NewTextHandler(os.Stderr, nil))
 	a, err := agent.New(agent.Config{
-		Init: true, Env: os.Environ(), SumMemory: *meter == "sum", Log: log,
+		Init: true, Env: inherited(os.Environ()), SumMemory: *meter == "sum", Log: log,
 	})
 	if err != nil {
 		return err
@@ -100,4 +102,10 @@ func takeOver(fd, mode int) (*os.File, error) {
 		return nil, fmt.Errorf("take over the wire: %w", err)
 	}
 	return os.NewFile(uintptr(end), "wire"), unix.Close(null)
+}
+
+// inherited is what user code gets of the agent's own environment: not its home,
+// which a container runtime sets by the account it starts the agent as.
+func inherited(env []string) []string {
+	return slices.DeleteFunc(env, func(kv string) bool { return strings.HasPrefix(kv, "HOME=") })
 }

@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/user"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"time"
@@ -136,7 +137,7 @@ func (a *Agent) wake(ctx context.Context, w arenero.Wake) error {
 	}
 	next.claimed = id.claimed || !w.Warm
 	if w.Hostname != "" && a.cfg.Init {
-		_ = unix.Sethostname([]byte(w.Hostname)) // the engine may have forbidden it, and set it itself
+		a.rename(w.Hostname)
 	}
 	if a.cfg.Init && !id.claimed {
 		if err := a.makeDisk(next, id); err != nil {
@@ -218,13 +219,40 @@ func (a *Agent) relimit(l arenero.Limits) {
 	}
 }
 
-// dropUntilClaim gives up, for good, what only mounting and limits needed.
+// rename gives the sandbox its host name, if it has not got it already: gVisor
+// gives a restored box the name of its specification, but only if nobody inside
+// ever set one. A fork of a claimed sandbox gets a new name too, so the right to
+// do that is kept, and used on one thread alone.
+func (a *Agent) rename(name string) {
+	if now, err := os.Hostname(); err == nil && now == name {
+		return
+	}
+	a.capsMu.Lock()
+	c := a.caps
+	a.capsMu.Unlock()
+	done := make(chan error, 1)
+	go func() { // joined below
+		runtime.LockOSThread() // never unlocked: the thread ends with its rights
+		c.effective |= c.permitted & (1 << unix.CAP_SYS_ADMIN)
+		if err := c.setHere(); err != nil {
+			done <- err
+			return
+		}
+		done <- unix.Sethostname([]byte(name))
+	}()
+	if err := <-done; err != nil {
+		a.log.Warn("the host name cannot be set", "err", err)
+	}
+}
+
+// dropUntilClaim gives up, for good, what only mounting and limits needed. Of the
+// right to mount no more is left than what rename takes up again.
 func (a *Agent) dropUntilClaim() error {
 	a.capsMu.Lock()
 	defer a.capsMu.Unlock()
 	c := a.caps
 	c.effective &^= untilClaim
-	c.permitted &^= untilClaim
+	c.permitted &^= untilClaim &^ (1 << unix.CAP_SYS_ADMIN)
 	if err := c.setAll(); err != nil {
 		return err
 	}
