@@ -117,7 +117,7 @@ func TestInterrupt(t *testing.T) {
 		}
 	})
 	t.Run("twice", func(t *testing.T) {
-		p := start(t, bin, dir, "print('up', flush=True)\nwhile True:\n  try:\n    while True: pass\n  except KeyboardInterrupt: print('no', flush=True)")
+		p := start(t, bin, dir, "import time\nprint('up', flush=True)\nwhile True:\n  try:\n    while True: time.sleep(0.01)\n  except KeyboardInterrupt: print('no', flush=True)")
 		p.line(t, "up")
 		if err := p.cmd.Process.Signal(syscall.SIGINT); err != nil {
 			t.Fatal(err)
