@@ -44,7 +44,7 @@ lint: ## golangci-lint, pinned in tools.mod (the first run compiles it)
 	GOFLAGS= $(GO) tool -modfile=tools.mod golangci-lint run
 
 bench: build ## the figures of bench/README.md
-	CGO_ENABLED=0 $(GO) test -run '^$$' -bench . -timeout 60m ./bench/...
+	CGO_ENABLED=0 $(GO) run ./bench
 
 fuzz: ## every fuzz target for FUZZTIME (30s)
 	@GO='$(GO)' .ci/fuzz '$(FUZZTIME)'

@@ -24,6 +24,7 @@ type run struct {
 	asking   bool // a request for input is open
 	count    int
 	failed   *ending
+	reported *failure // by the reply
 	displays int
 	bytes    int64
 	marked   bool
@@ -229,7 +230,9 @@ func (r *run) reply(m message) {
 	r.count = f.Count
 	switch f.Status {
 	case "error":
-		r.fail(f)
+		// What the kernel publishes says more; it comes on another socket, and
+		// perhaps later.
+		r.reported = &f
 	case "aborted", "abort":
 		r.aborted = true
 	}
@@ -275,6 +278,9 @@ func (r *run) answer(text string, ok bool) {
 
 // end tells how a cell ended whose kernel lives.
 func (r *run) end() {
+	if r.failed == nil && r.reported != nil {
+		r.fail(*r.reported)
+	}
 	end := arenero.KernelEnd{Reason: arenero.Exited, ExecutionCount: r.count}
 	if r.failed != nil {
 		end.Reason, end.ExitCode = r.failed.reason, r.failed.code
