@@ -115,10 +115,13 @@ func (i *Instance) spec(b arenero.Box) (*specs.Spec, error) {
 	}
 	return bundle.Spec(b, append(bundle.Default(), func(s *specs.Spec, b arenero.Box) error {
 		s.Root.Path = rootDir
-		s.Annotations["dev.gvisor.spec.rootfs.source"] = b.RootFS
+		// The Sentry gets the images as open files. What the specification calls
+		// them must be the same wherever they lie, since a snapshot is only
+		// restored under the specification it was made with.
+		s.Annotations["dev.gvisor.spec.rootfs.source"] = "/image"
 		s.Annotations["dev.gvisor.spec.rootfs.type"] = "erofs"
 		s.Mounts = append(s.Mounts, specs.Mount{
-			Type: "erofs", Source: i.e.cfg.Agent, Destination: bundle.AgentDir, Options: []string{"ro", "nosuid"},
+			Type: "erofs", Source: "/agent", Destination: bundle.AgentDir, Options: []string{"ro", "nosuid"},
 		})
 		return nil
 	})...)
