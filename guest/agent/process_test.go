@@ -259,7 +259,7 @@ func TestTreesEnd(t *testing.T) {
 	t.Run("fork bomb", func(t *testing.T) {
 		c := arenero.Command{Argv: []string{"python3", "-c", "import os,time\nwhile 1:\n try: os.fork()\n except OSError: time.sleep(0.01)"}}
 		c.Timeout = time.Second
-		g := native(t, func(c *agent.Config) { c.Limits.Processes = 150; c.User.UID = 54322 })
+		g := native(t, func(c *agent.Config) { c.Limits.Processes, c.Limits.Memory = 150, 16*arenero.GiB; c.User.UID = 54322 })
 		r := run(t, g, c)
 		if r.exit.Reason != arenero.TimedOut {
 			t.Fatalf("%+v", r.exit)
