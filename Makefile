@@ -36,8 +36,9 @@ image: build ## build the image `python` into $ARENERO_DATA, once
 demo: deps build ## a real analysis in a sandbox, then three attacks that fail
 	@examples/demo
 
+# One package at a time: some count and kill processes of this machine.
 test: deps guest ## all tests, as root: the real kernel, the real sandboxes
-	$(GO) test -race -timeout 15m $(raced)
+	$(GO) test -race -p 1 -timeout 15m $(raced)
 	CGO_ENABLED=0 $(GO) test -p 1 -timeout 20m $(static)
 
 lint: ## golangci-lint, pinned in tools.mod (the first run compiles it)

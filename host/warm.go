@@ -12,7 +12,7 @@ import (
 
 // profile names what else a warm snapshot depends on; it changes when the way a
 // box is set up does.
-const profile = "default-2"
+const profile = "default-1"
 
 // warmDisk bounds what warming may write; at the next Wake the sandbox gets its
 // own disk.

@@ -16,8 +16,9 @@ const (
 	// nobody waits and variables are dear.
 	cancelGrace = 5 * time.Second
 	// interruptAgain repeats an interrupt: one that comes while the kernel prepares
-	// the cell is lost.
-	interruptAgain = 100 * time.Millisecond
+	// the cell is lost. Not too soon: one that comes while the kernel writes the
+	// traceback of the first makes it print "KeyboardInterrupt" instead.
+	interruptAgain = 300 * time.Millisecond
 	// idleGrace is how long the kernel may say nothing between its reply and the end
 	// of its output: the two come on different sockets, and the reply overtakes.
 	idleGrace = 2 * time.Second
