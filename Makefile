@@ -16,10 +16,10 @@ STATIC := ./engine/... ./cmd/arenero/... ./attack/... ./e2e/... ./bench/...
 static  = $(shell CGO_ENABLED=0 $(GO) list $(STATIC) 2>/dev/null)
 raced   = $(filter-out $(static),$(shell CGO_ENABLED=0 $(GO) list ./...))
 
-.PHONY: help deps guest build image demo test lint bench fuzz clean
+.PHONY: help deps guest build image demo test test-cgroup2 lint bench fuzz clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 deps: ## install what is missing (apt on Debian and Ubuntu)
 	@.ci/deps
@@ -40,6 +40,9 @@ demo: deps build ## a real analysis in a sandbox, then three attacks that fail
 test: deps guest ## all tests, as root: the real kernel, the real sandboxes
 	$(GO) test -race -p 1 -timeout 15m $(raced)
 	CGO_ENABLED=0 $(GO) test -p 1 -timeout 20m $(static)
+
+test-cgroup2: guest ## the engine on a kernel with cgroup version 2 alone, in an emulated machine
+	.ci/cgroup2
 
 lint: ## golangci-lint, pinned in tools.mod (the first run compiles it)
 	GOFLAGS= $(GO) tool -modfile=tools.mod golangci-lint run
