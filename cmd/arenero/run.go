@@ -86,7 +86,7 @@ func (c *runCmd) Run(ctx context.Context, m *Main, cli *cli) error {
 		if out, err = openOut(c.Out); err != nil {
 			return err
 		}
-		defer out.close() //nolint:errcheck // a folder handle
+		defer out.close()
 	}
 	r := &running{job: j, m: m, out: out, screen: newScreen(m, c.Raw, out), interrupts: make(chan struct{}, 1)}
 	r.screen.quiet = c.JSON
@@ -310,6 +310,7 @@ func parseEnv(pairs []string) (map[string]string, error) {
 // running is a job under way.
 type running struct {
 	*job
+
 	m       *Main
 	out     *outDir
 	screen  *screen

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"unicode"
@@ -64,7 +65,7 @@ const maxSGR = 64
 func (c *cleaner) Write(p []byte) (int, error) {
 	in := p
 	if len(c.held) > 0 {
-		in = append(c.held, p...)
+		in = slices.Concat(c.held, p)
 		c.held = nil
 	}
 	var out bytes.Buffer
