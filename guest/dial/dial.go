@@ -111,10 +111,10 @@ func (g *Guest) Hello(ctx context.Context) (arenero.Hello, error) {
 	if err != nil {
 		return arenero.Hello{}, err
 	}
-	h := arenero.Hello{Version: text(res.Version, 64), Uptime: millis(res.UptimeMs)}
+	h := arenero.Hello{Version: word(res.Version, 64), Uptime: millis(res.UptimeMs)}
 	for _, s := range head(res.Specs, 64) {
 		h.Specs = append(h.Specs, arenero.KernelSpec{
-			Name: text(s.GetName(), 64), Language: text(s.GetLanguage(), 64), Display: text(s.GetDisplay(), 128),
+			Name: word(s.GetName(), 64), Language: word(s.GetLanguage(), 64), Display: word(s.GetDisplay(), 128),
 		})
 	}
 	return h, nil
@@ -148,6 +148,9 @@ func text(s string, n int) string {
 	}
 	return strings.ToValidUTF8(s, "\uFFFD")
 }
+
+// word is a name of the guest's: as text, and nothing that moves a terminal.
+func word(s string, n int) string { return wire.Printable(text(s, n)) }
 
 func head[T any](list []T, n int) []T {
 	if len(list) > n {

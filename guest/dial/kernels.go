@@ -35,7 +35,7 @@ func kernelInfo(k *wire.KernelInfo) arenero.KernelInfo {
 		state = "dead"
 	}
 	return arenero.KernelInfo{
-		Name: text(k.GetName(), 64), Language: text(k.GetLanguage(), 64), Spec: text(k.GetSpec(), 64), Dir: text(k.GetDir(), 4096),
+		Name: word(k.GetName(), 64), Language: word(k.GetLanguage(), 64), Spec: word(k.GetSpec(), 64), Dir: text(k.GetDir(), 4096),
 		State: state, PID: within(k.GetPid(), 0, 1<<31), Count: within(int64(k.GetCount()), 0, 1<<31),
 	}
 }
@@ -178,7 +178,7 @@ func (x *execution) event(m *wire.ExecuteOutput) (arenero.KernelEvent, bool) {
 	case *wire.ExecuteOutput_Input:
 		return arenero.KernelEvent{Input: &arenero.InputRequest{Prompt: text(o.Input.GetPrompt(), 64<<10), Password: o.Input.GetPassword()}}, true
 	case *wire.ExecuteOutput_Error:
-		e := &arenero.RunError{Name: text(o.Error.GetName(), 1024), Value: text(o.Error.GetValue(), 1<<20), Traceback: []string{}}
+		e := &arenero.RunError{Name: word(o.Error.GetName(), 1024), Value: text(o.Error.GetValue(), 1<<20), Traceback: []string{}}
 		for _, line := range head(o.Error.GetTraceback(), maxTraceback) {
 			e.Traceback = append(e.Traceback, text(line, 1<<20))
 		}
