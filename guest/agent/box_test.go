@@ -153,6 +153,7 @@ var agentBinary = sync.OnceValues(func() (string, error) {
 	if err != nil {
 		return "", err
 	}
+	built = dir
 	file := filepath.Join(dir, "guest")
 	c := exec.Command("go", "build", "-trimpath", "-ldflags", "-s -w", "-o", file, "github.com/arenero/arenero/cmd/guest")
 	c.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=")

@@ -23,8 +23,16 @@ func TestMain(m *testing.M) {
 	if stage := os.Getenv(boxStage); stage != "" {
 		enterBox(stage)
 	}
-	goleak.VerifyTestMain(m)
+	goleak.VerifyTestMain(m, goleak.Cleanup(func(code int) {
+		if built != "" {
+			_ = os.RemoveAll(built) // the code says what went wrong
+		}
+		os.Exit(code)
+	}))
 }
+
+// built is the folder of the agent's binary, once a test has needed it.
+var built string
 
 // native is an agent in this process, on a wire of two pipes, with a guest at the
 // host's end. User code runs as a user of its own when the test is root.
