@@ -23,6 +23,8 @@ import (
 	"syscall"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/arenero/arenero"
 	"github.com/arenero/arenero/client"
 )
@@ -272,7 +274,7 @@ func (h *house) memory(ctx context.Context) error {
 		}
 		time.Sleep(time.Second)
 		total, procs := pss(sb.ID())
-		fmt.Printf("| idle sandbox, PSS, %s | %d MiB in %d processes | | 1 |\n", c.what, total>>20, procs)
+		fmt.Printf("| idle sandbox, PSS, %s | %d MiB in %d address spaces | | 1 |\n", c.what, total>>20, procs)
 		if err := sb.Kill(ctx); err != nil {
 			return err
 		}
@@ -285,9 +287,17 @@ func pss(id string) (total int64, procs int) {
 	if len(groups) == 0 {
 		groups, _ = filepath.Glob("/sys/fs/cgroup/arenero/*/" + id + "/cgroup.procs")
 	}
+	var seen []int
 	for _, g := range groups {
 		raw, _ := os.ReadFile(g)
 		for _, pid := range strings.Fields(string(raw)) {
+			// The threads of a guest are processes here that share their memory: it
+			// counts once.
+			if n, err := strconv.Atoi(pid); err != nil || shares(n, seen) {
+				continue
+			} else {
+				seen = append(seen, n)
+			}
 			roll, _ := os.ReadFile("/proc/" + pid + "/smaps_rollup")
 			for _, line := range strings.Split(string(roll), "\n") {
 				if f := strings.Fields(line); len(f) > 1 && f[0] == "Pss:" {
@@ -299,6 +309,17 @@ func pss(id string) (total int64, procs int) {
 		}
 	}
 	return total, procs
+}
+
+// shares reports whether a process has the address space of one of the others
+// (kcmp(2), KCMP_VM).
+func shares(pid int, others []int) bool {
+	for _, o := range others {
+		if r, _, errno := syscall.Syscall6(unix.SYS_KCMP, uintptr(pid), uintptr(o), 1, 0, 0, 0); errno == 0 && r == 0 {
+			return true
+		}
+	}
+	return false
 }
 
 func (h *house) overhead(ctx context.Context, p *peer) error {
