@@ -158,13 +158,17 @@ func (g *Guest) WriteFile(ctx context.Context, user, path string, mode fs.FileMo
 	}
 	err = st.Send(&wire.WriteFileRequest{Start: &wire.WriteFileStart{User: user, Path: []byte(path), Mode: uint32(mode)}})
 	if buf := make([]byte, maxPiece); err == nil {
-		err = sendAll(st, src, buf)
+		err = sendAll(ctx, st, src, buf)
 	}
 	var source *sourceError
 	if errors.As(err, &source) {
+		over := ctx.Err()
 		// Without the last word nothing appears under the name.
 		cancel()
 		_, _ = st.CloseAndReceive()
+		if over != nil {
+			return arenero.FileInfo{}, wire.FromWire(op, over)
+		}
 		return arenero.FileInfo{}, arenero.Errorf(arenero.Invalid, op, "", "read what is to be written: %w", source.error)
 	}
 	// After a failed send the answer says why.
@@ -181,9 +185,21 @@ func (g *Guest) WriteFile(ctx context.Context, user, path string, mode fs.FileMo
 // A sourceError is the caller's own reader's.
 type sourceError struct{ error }
 
-func sendAll(st *connect.ClientStreamForClientSimple[wire.WriteFileRequest, wire.StatResponse], src io.Reader, buf []byte) error {
+type readerFunc func([]byte) (int, error)
+
+func (f readerFunc) Read(b []byte) (int, error) { return f(b) }
+
+// sendAll sends a source to its end. It looks at ctx before each read: a source that
+// comes in drops would else be read on for as long as a whole message takes to fill.
+func sendAll(ctx context.Context, st *connect.ClientStreamForClientSimple[wire.WriteFileRequest, wire.StatResponse], src io.Reader, buf []byte) error {
+	living := readerFunc(func(b []byte) (int, error) {
+		if err := ctx.Err(); err != nil {
+			return 0, err
+		}
+		return src.Read(b)
+	})
 	for {
-		n, err := io.ReadFull(src, buf)
+		n, err := io.ReadFull(living, buf)
 		if n > 0 {
 			if err := st.Send(&wire.WriteFileRequest{Data: buf[:n]}); err != nil {
 				return err

@@ -45,14 +45,14 @@ func (g *Guest) DialPort(ctx context.Context, port int) (net.Conn, error) {
 			}
 		}
 	})
-	c.pumps.Go(func() { // ends when the near side is closed
+	c.pumps.Go(func() { // ends when the near side is closed, or has said all
 		buf := make([]byte, 64<<10)
 		for {
 			n, err := far.Read(buf)
 			if n > 0 && st.send(&wire.DialInput{Data: buf[:n]}) != nil {
 				return
 			}
-			if err != nil {
+			if err != nil || n == 0 { // an empty write is CloseWrite's
 				st.wmu.Lock()
 				_ = st.s.CloseRequest() // the guest may have gone first
 				st.wmu.Unlock()
@@ -70,6 +70,36 @@ type portConn struct {
 	port  int
 	pumps sync.WaitGroup
 	once  sync.Once
+
+	wmu  sync.Mutex // one Write or CloseWrite at a time
+	said bool       // CloseWrite was called
+}
+
+// Write sends to the port. After CloseWrite it fails.
+func (c *portConn) Write(p []byte) (int, error) {
+	c.wmu.Lock()
+	defer c.wmu.Unlock()
+	if c.said {
+		return 0, net.ErrClosed
+	}
+	if len(p) == 0 {
+		return 0, nil
+	}
+	return c.Conn.Write(p)
+}
+
+// CloseWrite tells the other side that no more comes, as a TCP connection can;
+// reading goes on.
+func (c *portConn) CloseWrite() error {
+	c.wmu.Lock()
+	defer c.wmu.Unlock()
+	if c.said {
+		return nil
+	}
+	c.said = true
+	// An empty write wakes the pump, which has sent all that came before it.
+	_, err := c.Conn.Write(nil)
+	return err
 }
 
 // Close ends the connection on both sides and what carried it.
