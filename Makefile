@@ -44,7 +44,7 @@ test: deps guest ## all tests, as root: the real kernel, the real sandboxes
 test-cgroup2: guest ## the engine on a kernel with cgroup version 2 alone, in an emulated machine
 	.ci/cgroup2
 
-lint: ## golangci-lint, pinned in tools.mod (the first run compiles it)
+lint: guest ## golangci-lint, pinned in tools.mod (the first run compiles it)
 	GOFLAGS= $(GO) tool -modfile=tools.mod golangci-lint run
 
 bench: build ## the figures of bench/README.md

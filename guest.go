@@ -260,13 +260,13 @@ type KernelEvent struct {
 
 // ClearOutput asks the reader to forget what it has shown.
 type ClearOutput struct {
-	Wait bool // only when the next output comes
+	Wait bool `json:"wait"` // only when the next output comes
 }
 
 // InputRequest asks for a line of text.
 type InputRequest struct {
-	Prompt   string
-	Password bool
+	Prompt   string `json:"prompt"`
+	Password bool   `json:"password"`
 }
 
 // KernelEnd is how a cell ended.

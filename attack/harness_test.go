@@ -26,6 +26,7 @@ import (
 // is the neighbour of another.
 var house struct {
 	*client.Client
+
 	pid  int
 	data string
 }
@@ -168,7 +169,7 @@ func status(t *testing.T, pid int, key string) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, line := range strings.Split(string(raw), "\n") {
+	for line := range strings.SplitSeq(string(raw), "\n") {
 		if k, v, ok := strings.Cut(line, ":"); ok && k == key {
 			return strings.TrimSpace(v)
 		}

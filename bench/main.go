@@ -17,6 +17,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"runtime"
+	"slices"
 	"sort"
 	"strconv"
 	"strings"
@@ -37,8 +38,9 @@ var kernel []byte
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
-	if err := run(ctx); err != nil {
+	err := run(ctx)
+	stop()
+	if err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
 		os.Exit(1)
 	}
@@ -46,6 +48,7 @@ func main() {
 
 type house struct {
 	*client.Client
+
 	bin, data string
 	pid       int
 }
@@ -99,7 +102,7 @@ func run(ctx context.Context) error {
 }
 
 func row(what string, times []time.Duration) {
-	sort.Slice(times, func(i, j int) bool { return times[i] < times[j] })
+	slices.Sort(times)
 	ms := func(d time.Duration) string { return fmt.Sprintf("%.1f ms", float64(d.Microseconds())/1000) }
 	fmt.Printf("| %s | %s | %s | %d |\n", what, ms(times[len(times)/2]), ms(times[(len(times)*99)/100]), len(times))
 }
@@ -229,7 +232,7 @@ func (h *house) streams(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	defer sb.Kill(ctx)
+	defer func() { _ = sb.Kill(ctx) }() // the next Create says what is wrong
 	for _, c := range []struct {
 		what string
 		argv []string
@@ -290,16 +293,16 @@ func pss(id string) (total int64, procs int) {
 	var seen []int
 	for _, g := range groups {
 		raw, _ := os.ReadFile(g)
-		for _, pid := range strings.Fields(string(raw)) {
+		for pid := range strings.FieldsSeq(string(raw)) {
 			// The threads of a guest are processes here that share their memory: it
 			// counts once.
-			if n, err := strconv.Atoi(pid); err != nil || shares(n, seen) {
+			n, err := strconv.Atoi(pid)
+			if err != nil || shares(n, seen) {
 				continue
-			} else {
-				seen = append(seen, n)
 			}
+			seen = append(seen, n)
 			roll, _ := os.ReadFile("/proc/" + pid + "/smaps_rollup")
-			for _, line := range strings.Split(string(roll), "\n") {
+			for line := range strings.SplitSeq(string(roll), "\n") {
 				if f := strings.Fields(line); len(f) > 1 && f[0] == "Pss:" {
 					n, _ := strconv.ParseInt(f[1], 10, 64)
 					total += n << 10
@@ -327,7 +330,7 @@ func (h *house) overhead(ctx context.Context, p *peer) error {
 	if err != nil {
 		return err
 	}
-	defer sb.Kill(ctx)
+	defer func() { _ = sb.Kill(ctx) }() // the next Create says what is wrong
 	if err := sb.WriteFile(ctx, "/workspace/workload.py", 0o644, strings.NewReader(string(workload))); err != nil {
 		return err
 	}
@@ -389,7 +392,7 @@ func mountPeer(ctx context.Context, bin, data string) (*peer, error) {
 }
 
 func (p *peer) close() {
-	_ = exec.Command("umount", filepath.Join(p.dir, "rootfs")).Run()
+	_ = exec.CommandContext(context.Background(), "umount", filepath.Join(p.dir, "rootfs")).Run()
 	os.RemoveAll(p.dir)
 }
 

@@ -5,9 +5,10 @@ import (
 	"log/slog"
 	"os"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/arenero/arenero/guest/agent"
 	"github.com/arenero/arenero/guest/wire"
-	"golang.org/x/sys/unix"
 )
 
 // localWorkdir is where user code starts in a box of the local engine.

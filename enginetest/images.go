@@ -10,13 +10,14 @@ import (
 	"path/filepath"
 	"testing"
 
-	"github.com/arenero/arenero"
-	"github.com/arenero/arenero/image"
 	"github.com/google/go-containerregistry/pkg/name"
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/empty"
 	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/google/go-containerregistry/pkg/v1/tarball"
+
+	"github.com/arenero/arenero"
+	"github.com/arenero/arenero/image"
 )
 
 // LocalImages returns an image store for the engine of [Local] with one image,

@@ -1,5 +1,6 @@
-// Package enginetest holds what every engine must pass, and the checks that
-// nothing is left behind.
+// Package enginetest proves engines: one conformance suite for all of them with
+// the checks that nothing is left behind, and an engine without isolation for the
+// tests of what stands above.
 package enginetest
 
 import (
@@ -36,7 +37,7 @@ func take() census {
 		}
 	}
 	raw, _ := os.ReadFile("/proc/self/mounts")
-	for _, line := range strings.Split(string(raw), "\n") {
+	for line := range strings.SplitSeq(string(raw), "\n") {
 		if f := strings.Fields(line); len(f) > 1 {
 			c.mounts[f[1]] = true
 		}

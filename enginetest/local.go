@@ -1,5 +1,3 @@
-// Package enginetest proves engines: one conformance suite for all of them, and
-// an engine without isolation for the tests of what stands above.
 package enginetest
 
 import (
@@ -18,8 +16,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/arenero/arenero"
 	"golang.org/x/sys/unix"
+
+	"github.com/arenero/arenero"
 )
 
 // agentDir is the environment variable that makes a test binary the guest agent.
@@ -62,6 +61,8 @@ func Local(t testing.TB) arenero.Engine {
 }
 
 // Again returns another engine over the same boxes, as a new daemon has.
+//
+//nolint:errcheck // an engine of another kind is the test's mistake
 func Again(e arenero.Engine) arenero.Engine { return &local{dir: e.(*local).dir} }
 
 type local struct{ dir string }
@@ -108,7 +109,7 @@ func (e *local) Create(ctx context.Context, b arenero.Box) (_ arenero.Instance, 
 		return nil, arenero.Errorf(arenero.Internal, op, b.ID, "%w", err)
 	}
 	defer errFile.Close()
-	c := exec.Command(exe)
+	c := exec.CommandContext(context.WithoutCancel(ctx), exe) // a box outlives the call
 	c.Env = append([]string{agentDir + "=" + dir, "PATH=/usr/local/bin:/usr/bin:/bin"}, b.Env...)
 	c.Stdin, c.Stdout, c.Stderr = ends[0], ends[1], errFile
 	c.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWPID | syscall.CLONE_NEWNS, Setsid: true, Pdeathsig: syscall.SIGKILL}
@@ -282,5 +283,6 @@ func SignalLocal(e arenero.Engine, id, signal string) error {
 	if err != nil {
 		return err
 	}
+	//nolint:errcheck // see Again
 	return unix.Kill(inst.(*localBox).pid, unix.SignalNum("SIG"+signal))
 }

@@ -53,6 +53,7 @@ func Run(t *testing.T, rootfs string, engine Factory) {
 
 type bench struct {
 	arenero.Engine
+
 	t           *testing.T
 	dir, rootfs string
 	factory     Factory

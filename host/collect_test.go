@@ -11,8 +11,9 @@ import (
 	"time"
 	"unicode/utf8"
 
-	"github.com/arenero/arenero"
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/arenero/arenero"
 )
 
 func TestRingKeepsTheLastBytes(t *testing.T) {

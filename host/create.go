@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/base32"
+	"maps"
 	"runtime"
 	"sort"
 	"strings"
@@ -160,12 +161,8 @@ func (h *Host) attempt(ctx context.Context, b *box, engine arenero.Engine, spec 
 
 func (h *Host) identity(b *box, hostname string, spec arenero.Spec) arenero.Wake {
 	env := make(map[string]string, len(b.image.Env)+len(spec.Env))
-	for k, v := range b.image.Env {
-		env[k] = v
-	}
-	for k, v := range spec.Env {
-		env[k] = v
-	}
+	maps.Copy(env, b.image.Env)
+	maps.Copy(env, spec.Env)
 	return arenero.Wake{
 		SandboxID: b.sb.ID, Hostname: hostname, Now: h.now(), Entropy: entropy(),
 		Env: env, Limits: spec.Limits, User: userOf(b.image), Workdir: workdirOf(b.image),

@@ -154,6 +154,7 @@ func (b *box) noteKernel(name string, runs bool) {
 // is timed from outside, and if the box has ended says how.
 type guest struct {
 	arenero.Guest
+
 	h     *Host
 	b     *box
 	grace time.Duration // how far past its timeout a run may answer
@@ -234,6 +235,7 @@ func (g *guest) ReadFile(ctx context.Context, user, path string, offset, size in
 // usedReader ends the use of the sandbox when it is closed.
 type usedReader struct {
 	io.ReadCloser
+
 	g    *guest
 	once sync.Once
 }
@@ -305,6 +307,7 @@ func (g *guest) DialPort(ctx context.Context, port int) (net.Conn, error) {
 
 type usedConn struct {
 	net.Conn
+
 	g    *guest
 	once sync.Once
 }

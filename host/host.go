@@ -56,6 +56,7 @@ type Config struct {
 // goroutines; their errors are *arenero.Error.
 type Host struct {
 	Config
+
 	store *store.Store
 	now   func() time.Time
 	log   *slog.Logger

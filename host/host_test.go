@@ -12,12 +12,13 @@ import (
 	"testing"
 	"time"
 
+	"go.uber.org/goleak"
+
 	"github.com/arenero/arenero"
 	"github.com/arenero/arenero/enginetest"
 	"github.com/arenero/arenero/host"
 	"github.com/arenero/arenero/image"
 	"github.com/arenero/arenero/store"
-	"go.uber.org/goleak"
 )
 
 func TestMain(m *testing.M) {

@@ -13,9 +13,10 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/arenero/arenero"
 	"github.com/arenero/arenero/store"
-	"golang.org/x/sys/unix"
 )
 
 // A Scope is what a key may be used for.

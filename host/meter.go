@@ -3,9 +3,10 @@ package host
 import (
 	"time"
 
-	"github.com/arenero/arenero"
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
+
+	"github.com/arenero/arenero"
 )
 
 // meter counts what happens here. It has a registry of its own: two hosts in one

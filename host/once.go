@@ -78,7 +78,7 @@ func (h *Host) RunOnce(ctx context.Context, who Who, j Job) (res arenero.Result,
 	if err != nil {
 		return res, err
 	}
-	g := raw.(*guest)
+	g := raw.(*guest) //nolint:errcheck // guestOf makes no other
 	g.grace = onceGrace
 	if err := j.prepare(ctx, g); err != nil {
 		return res, err

@@ -119,6 +119,7 @@ func (g *guest) process(ctx context.Context, timeout time.Duration, open func(co
 // process is a process seen through its overseer.
 type process struct {
 	arenero.Process
+
 	o    *overseer
 	ctx  context.Context // of the call that started it: a stream lives in it
 	done bool
@@ -182,6 +183,7 @@ func (g *guest) Execute(ctx context.Context, e arenero.Execute) (arenero.Executi
 // execution is a cell seen through its overseer.
 type execution struct {
 	arenero.Execution
+
 	o      *overseer
 	ctx    context.Context // of the call that started it: a stream lives in it
 	kernel string
@@ -279,7 +281,7 @@ func checkCommand(c arenero.Command) error {
 	total := 0
 	for _, a := range c.Argv {
 		total += len(a) + 1
-		for i := 0; i < len(a); i++ {
+		for i := range len(a) {
 			if a[i] == 0 {
 				return arenero.Errorf(arenero.Invalid, op, "", "an argument has a NUL byte")
 			}

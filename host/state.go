@@ -2,6 +2,7 @@ package host
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"time"
 
@@ -115,8 +116,8 @@ func (u *undo) add(f func(context.Context) error) { u.steps = append(u.steps, f)
 func (u *undo) run(ctx context.Context, note func(error)) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), teardown)
 	defer cancel()
-	for i := len(u.steps) - 1; i >= 0; i-- {
-		if err := u.steps[i](ctx); err != nil {
+	for _, step := range slices.Backward(u.steps) {
+		if err := step(ctx); err != nil {
 			note(err)
 		}
 	}

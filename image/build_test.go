@@ -80,7 +80,7 @@ var shared struct {
 func sharedStore(t *testing.T) *Store {
 	t.Helper()
 	shared.once.Do(func() {
-		shared.dir, shared.err = os.MkdirTemp("", "image-test-") //nolint:usetesting // outlives the test that makes it
+		shared.dir, shared.err = os.MkdirTemp("", "image-test-") // outlives the test that makes it
 		if shared.err != nil {
 			return
 		}
@@ -324,7 +324,7 @@ func noProcessIn(t *testing.T, dir string) {
 
 func TestBuildNeedsRoot(t *testing.T) {
 	// The test binary lies where only root can go, so a copy.
-	dir, err := os.MkdirTemp("", "image-test-") //nolint:usetesting // others than root must get there
+	dir, err := os.MkdirTemp("", "image-test-") // others than root must get there
 	if err != nil {
 		t.Fatal(err)
 	}

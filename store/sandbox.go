@@ -35,6 +35,7 @@ type Filter struct {
 // limits is arenero.Limits with the field that the public JSON does not show.
 type limits struct {
 	arenero.Limits
+
 	Timeout time.Duration `json:"timeout_ns"`
 }
 
@@ -154,7 +155,7 @@ func (s *Store) Sandboxes(ctx context.Context, f Filter) ([]arenero.Sandbox, err
 		where = append(where, "seq > coalesce((SELECT seq FROM sandboxes WHERE id = ?), 0)")
 		args = append(args, f.After)
 	}
-	q := `SELECT ` + sandboxColumns + ` FROM sandboxes WHERE ` + strings.Join(where, " AND ") + ` ORDER BY seq`
+	q := `SELECT ` + sandboxColumns + ` FROM sandboxes WHERE ` + strings.Join(where, " AND ") + ` ORDER BY seq` //nolint:gosec // where holds our own words, values are parameters
 	if f.Limit > 0 {
 		q, args = q+" LIMIT ?", append(args, f.Limit)
 	}

@@ -30,9 +30,10 @@ import (
 	"strings"
 	"time"
 
-	"github.com/arenero/arenero"
 	"golang.org/x/sys/unix"
 	_ "modernc.org/sqlite" // the driver "sqlite"
+
+	"github.com/arenero/arenero"
 )
 
 //go:embed migrations/*.sql
@@ -178,7 +179,7 @@ func (s *Store) check(path string) error {
 		return arenero.Errorf(arenero.Internal, "check store", path, "%w", err).
 			WithHint("the file is damaged: restore it from a backup, or move it away to start with an empty one")
 	}
-	rows, err := s.write.Query("PRAGMA quick_check(5)")
+	rows, err := s.write.QueryContext(context.Background(), "PRAGMA quick_check(5)")
 	if err != nil {
 		return damaged(err)
 	}
@@ -212,7 +213,7 @@ func (s *Store) migrate() error {
 	}
 	sort.Strings(names)
 	var have int
-	if err := s.write.QueryRow("PRAGMA user_version").Scan(&have); err != nil {
+	if err := s.write.QueryRowContext(context.Background(), "PRAGMA user_version").Scan(&have); err != nil {
 		return fault(op, "", err)
 	}
 	if have > len(names) {
@@ -225,11 +226,11 @@ func (s *Store) migrate() error {
 			return fault(op, name, err)
 		}
 		if err := s.tx(context.Background(), func(tx *sql.Tx) error {
-			if _, err := tx.Exec(string(text)); err != nil {
+			if _, err := tx.ExecContext(context.Background(), string(text)); err != nil {
 				return err
 			}
 			// PRAGMA takes no parameters; the number is ours.
-			_, err := tx.Exec("PRAGMA user_version = " + strconv.Itoa(have+i+1))
+			_, err := tx.ExecContext(context.Background(), "PRAGMA user_version = "+strconv.Itoa(have+i+1))
 			return err
 		}); err != nil {
 			return fault(op, name, err)
@@ -252,8 +253,7 @@ func (s *Store) tx(ctx context.Context, f func(*sql.Tx) error) error {
 
 // fault wraps an error of SQLite or of the file system.
 func fault(op, id string, err error) error {
-	var e *arenero.Error
-	if errors.As(err, &e) {
+	if _, ok := errors.AsType[*arenero.Error](err); ok {
 		return err
 	}
 	code, hint := arenero.Internal, ""

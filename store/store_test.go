@@ -10,8 +10,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/arenero/arenero"
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/arenero/arenero"
 )
 
 func open(t *testing.T, dir string) *Store {

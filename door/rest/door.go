@@ -15,11 +15,12 @@ import (
 	"net/http"
 	"time"
 
-	"github.com/arenero/arenero"
-	"github.com/arenero/arenero/host"
 	"github.com/danielgtaylor/huma/v2"
 	"github.com/danielgtaylor/huma/v2/adapters/humago"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/arenero/arenero"
+	"github.com/arenero/arenero/host"
 )
 
 // Config is what a Door is made of. Host is needed.
@@ -34,6 +35,7 @@ type Config struct {
 // Door is an http.Handler. It holds no state but its routes.
 type Door struct {
 	Config
+
 	handler http.Handler
 	api     huma.API
 	routes  []huma.Operation

@@ -74,7 +74,8 @@ func (s *events) write(p []byte) {
 func (s *events) send(event string, data any) bool {
 	b, err := json.Marshal(data)
 	if err != nil { // NaN in a chart, say
-		b, _ = json.Marshal(problemOf(arenero.Errorf(arenero.Internal, "encode event", "", "%w", err)))
+		b, _ = json.Marshal(problemOf( //nolint:errchkjson // strings and numbers
+			arenero.Errorf(arenero.Internal, "encode event", "", "%w", err)))
 		event = "problem"
 	}
 	s.write([]byte("event: " + event + "\ndata: " + string(b) + "\n\n"))

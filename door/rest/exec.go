@@ -9,13 +9,15 @@ import (
 	"strings"
 	"time"
 
+	"github.com/danielgtaylor/huma/v2"
+
 	"github.com/arenero/arenero"
 	"github.com/arenero/arenero/host"
-	"github.com/danielgtaylor/huma/v2"
 )
 
 type execRequest struct {
 	ByID
+
 	Accept string `header:"Accept"`
 	Body   struct {
 		Argv    []string          `json:"argv" minItems:"1" maxItems:"4096" doc:"The command and its arguments; no shell looks at them"`

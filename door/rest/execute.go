@@ -29,6 +29,7 @@ type executeResponse struct {
 // executeResult is a Result and where it was made.
 type executeResult struct {
 	arenero.Result
+
 	SandboxID string `json:"sandbox_id" doc:"The sandbox it ran in; it is gone"`
 	From      string `json:"from" doc:"How the sandbox was made: boot or restore"`
 }
@@ -73,7 +74,7 @@ func (d *Door) execute(ctx context.Context, in *executeRequest) (*executeRespons
 
 // accepts reports whether the client asked for a media type by name.
 func accepts(header, mime string) bool {
-	for _, part := range strings.Split(header, ",") {
+	for part := range strings.SplitSeq(header, ",") {
 		name, _, _ := strings.Cut(part, ";")
 		if strings.EqualFold(strings.TrimSpace(name), mime) {
 			return true

@@ -9,9 +9,10 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/danielgtaylor/huma/v2"
+
 	"github.com/arenero/arenero"
 	"github.com/arenero/arenero/host"
-	"github.com/danielgtaylor/huma/v2"
 )
 
 // maxFile bounds one upload; the sandbox's disk bounds it before, as a rule.
@@ -20,20 +21,21 @@ const maxFile = 5 << 30
 // ByPath is the part of a request that names a file.
 type ByPath struct {
 	ByID
+
 	Path string `query:"path" required:"true" maxLength:"4096" doc:"Absolute, or relative to the work directory"`
 	User string `query:"user" maxLength:"64" doc:"With whose rights; the sandbox's user if left out"`
 }
 
-func (d *Door) filesOf(ctx context.Context, in *ByPath, scope host.Scope) (arenero.Guest, error) {
+func (d *Door) filesOf(ctx context.Context, in *ByPath) (arenero.Guest, error) {
 	if err := checkPath(in.Path); err != nil {
 		return nil, err
 	}
-	return d.guest(ctx, in.ID, scope)
+	return d.guest(ctx, in.ID, host.ScopeRun)
 }
 
 // readFile streams a file.
 func (d *Door) readFile(ctx context.Context, in *ByPath) (*huma.StreamResponse, error) {
-	g, err := d.filesOf(ctx, in, host.ScopeRun)
+	g, err := d.filesOf(ctx, in)
 	if err != nil {
 		return nil, err
 	}
@@ -89,6 +91,7 @@ func (p *patientReader) Read(b []byte) (int, error) {
 
 type writeRequest struct {
 	ByPath
+
 	Mode string `query:"mode" maxLength:"4" pattern:"^[0-7]{1,4}$" default:"644" doc:"Permissions, octal"`
 }
 
@@ -102,7 +105,7 @@ func (d *Door) writeFile(ctx context.Context, in *writeRequest) (*fileResponse, 
 	if err != nil || mode > 0o777 {
 		return nil, arenero.Errorf(arenero.Invalid, "write file", "", "mode is %s, must be octal, at most 777", in.Mode)
 	}
-	g, err := d.filesOf(ctx, &in.ByPath, host.ScopeRun)
+	g, err := d.filesOf(ctx, &in.ByPath)
 	if err != nil {
 		return nil, err
 	}
@@ -110,8 +113,7 @@ func (d *Door) writeFile(ctx context.Context, in *writeRequest) (*fileResponse, 
 	rc := http.NewResponseController(a.w)
 	body := &patientReader{r: http.MaxBytesReader(a.w, a.r.Body, maxFile), rc: rc}
 	info, err := g.WriteFile(ctx, in.User, in.Path, fs.FileMode(mode), body)
-	var big *http.MaxBytesError
-	if errors.As(err, &big) {
+	if _, ok := errors.AsType[*http.MaxBytesError](err); ok {
 		return nil, arenero.Errorf(arenero.TooLarge, "write file", "", "more than %d bytes", int64(maxFile))
 	}
 	if err != nil {
@@ -121,7 +123,7 @@ func (d *Door) writeFile(ctx context.Context, in *writeRequest) (*fileResponse, 
 }
 
 func (d *Door) removeFile(ctx context.Context, in *ByPath) (*nothing, error) {
-	g, err := d.filesOf(ctx, in, host.ScopeRun)
+	g, err := d.filesOf(ctx, in)
 	if err != nil {
 		return nil, err
 	}
@@ -130,6 +132,7 @@ func (d *Door) removeFile(ctx context.Context, in *ByPath) (*nothing, error) {
 
 type listFilesRequest struct {
 	ByPath
+
 	Depth int `query:"depth" default:"1" minimum:"1" maximum:"64" doc:"1 is the folder itself"`
 }
 
@@ -140,7 +143,7 @@ type listFilesResponse struct {
 }
 
 func (d *Door) listFiles(ctx context.Context, in *listFilesRequest) (*listFilesResponse, error) {
-	g, err := d.filesOf(ctx, &in.ByPath, host.ScopeRun)
+	g, err := d.filesOf(ctx, &in.ByPath)
 	if err != nil {
 		return nil, err
 	}

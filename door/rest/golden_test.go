@@ -38,7 +38,7 @@ func TestConversations(t *testing.T) {
 			}
 			talk := &talk{t: t, url: s.URL, key: h.key}
 			var got []string
-			for _, exchange := range strings.Split(strings.TrimSpace(string(want)), "\n====\n") {
+			for exchange := range strings.SplitSeq(strings.TrimSpace(string(want)), "\n====\n") {
 				request, _, _ := strings.Cut(exchange, "\n----")
 				got = append(got, request+"\n----\n"+talk.exchange(request))
 			}
@@ -76,7 +76,7 @@ func (k *talk) exchange(request string) string {
 	if body != "" && method == "POST" {
 		r.Header.Set("Content-Type", "application/json")
 	}
-	r.Header.Set("X-API-Key", k.key)
+	r.Header.Set("X-Api-Key", k.key)
 	for _, line := range lines[1:] {
 		name, value, _ := strings.Cut(line, ": ")
 		r.Header.Set(name, value)

@@ -24,6 +24,7 @@ type asker struct {
 
 type askerKey struct{}
 
+//nolint:errcheck // a route without the guard in front must fall at once
 func askerOf(ctx context.Context) *asker { return ctx.Value(askerKey{}).(*asker) }
 
 // logged writes one line a request. What clients say is quoted by slog.
@@ -43,6 +44,7 @@ func (d *Door) logged(next http.Handler) http.Handler {
 // recorder remembers what was answered.
 type recorder struct {
 	http.ResponseWriter
+
 	status int
 	bytes  int64
 }
@@ -165,7 +167,7 @@ func secretOf(r *http.Request) string {
 	if kind, key, ok := strings.Cut(r.Header.Get("Authorization"), " "); ok && strings.EqualFold(kind, "Bearer") {
 		return strings.TrimSpace(key)
 	}
-	return r.Header.Get("X-API-Key")
+	return r.Header.Get("X-Api-Key")
 }
 
 // routed gives the answers of the mux for a path or a method it does not know

@@ -3,14 +3,16 @@ package rest
 import (
 	"context"
 
+	"github.com/danielgtaylor/huma/v2"
+
 	"github.com/arenero/arenero"
 	"github.com/arenero/arenero/host"
-	"github.com/danielgtaylor/huma/v2"
 )
 
 // ByKernel is the part of a request that names a kernel.
 type ByKernel struct {
 	ByID
+
 	Name string `path:"name" maxLength:"64" pattern:"^[a-zA-Z0-9._-]+$" doc:"The default one is called python"`
 }
 
@@ -40,6 +42,7 @@ func (d *Door) listKernels(ctx context.Context, in *ByID) (*kernelsResponse, err
 
 type startKernelRequest struct {
 	ByID
+
 	Body struct {
 		Name     string            `json:"name" maxLength:"64" pattern:"^[a-zA-Z0-9._-]+$" doc:"Your name for it"`
 		Language string            `json:"language,omitempty" maxLength:"64" doc:"A language or a kernelspec of the image; python if left out"`
@@ -96,6 +99,7 @@ func (d *Door) onKernel(ctx context.Context, in *ByKernel, f func(arenero.Guest,
 
 type cellRequest struct {
 	ByKernel
+
 	Accept string `header:"Accept"`
 	Body   struct {
 		Code     string            `json:"code" doc:"What to run" example:"x = 41\nx + 1"`

@@ -5,8 +5,9 @@ import (
 	"net/http"
 	"strings"
 
-	"github.com/arenero/arenero"
 	"github.com/danielgtaylor/huma/v2"
+
+	"github.com/arenero/arenero"
 )
 
 // statuses is the one table from our codes to HTTP.
@@ -45,8 +46,7 @@ func (p *Problem) ContentType(string) string { return "application/problem+json"
 
 // problemOf translates an error of ours.
 func problemOf(err error) *Problem {
-	var done *Problem
-	if errors.As(err, &done) {
+	if done, ok := errors.AsType[*Problem](err); ok {
 		return done
 	}
 	code := arenero.CodeOf(err)

@@ -21,6 +21,7 @@ import (
 // house is a door with all that is behind it.
 type house struct {
 	*Door
+
 	key  string
 	host *host.Host
 }
@@ -140,20 +141,20 @@ func TestNoRouteWithoutAKey(t *testing.T) {
 					q.Header.Set("Authorization", auth)
 				}
 			})
-			if p := problem(t, res); res.StatusCode != 401 || p.Code != arenero.Unauthenticated || res.Header.Get("WWW-Authenticate") == "" {
+			if p := problem(t, res); res.StatusCode != http.StatusUnauthorized || p.Code != arenero.Unauthenticated || res.Header.Get("WWW-Authenticate") == "" {
 				t.Errorf("%s %s with %s key: %d", r.method, r.path, name, res.StatusCode)
 			}
 		}
 	}
 	for _, path := range []string{"/healthz", "/openapi.json", "/docs"} {
-		if res := h.ask("GET", path, "", func(q *http.Request) { q.Header.Del("Authorization") }); res.StatusCode != 200 {
+		if res := h.ask("GET", path, "", func(q *http.Request) { q.Header.Del("Authorization") }); res.StatusCode != http.StatusOK {
 			t.Errorf("%s: %d", path, res.StatusCode)
 		}
 	}
 	if res := h.ask("GET", "/v1/sandboxes", "", func(q *http.Request) {
 		q.Header.Del("Authorization")
-		q.Header.Set("X-API-Key", h.key)
-	}); res.StatusCode != 200 {
+		q.Header.Set("X-Api-Key", h.key)
+	}); res.StatusCode != http.StatusOK {
 		t.Errorf("X-API-Key: %d", res.StatusCode)
 	}
 }
@@ -165,7 +166,7 @@ func TestScopes(t *testing.T) {
 		t.Fatal(err)
 	}
 	as := func(q *http.Request) { q.Header.Set("Authorization", "Bearer "+key) }
-	if res := h.ask("GET", "/v1/sandboxes", "", as); res.StatusCode != 200 {
+	if res := h.ask("GET", "/v1/sandboxes", "", as); res.StatusCode != http.StatusOK {
 		t.Errorf("read: %d", res.StatusCode)
 	}
 	if p := problem(t, h.ask("POST", "/v1/sandboxes", `{}`, as)); p.Code != arenero.Denied {
@@ -223,7 +224,7 @@ func TestRebindingIsRefused(t *testing.T) {
 		}
 	}
 	named := New(Config{Host: h.host, Names: []string{"box.example"}})
-	r := httptest.NewRequest("GET", "/healthz", nil)
+	r := httptest.NewRequest(http.MethodGet, "/healthz", nil)
 	r.Host = "box.example:80"
 	w := httptest.NewRecorder()
 	if named.ServeHTTP(w, r); w.Code != 200 {
@@ -305,7 +306,7 @@ func TestBadInput(t *testing.T) {
 	if all, err := h.host.List(context.Background(), host.Local(), host.Filter{}); err != nil || len(all) != 0 {
 		t.Errorf("left behind: %v %v", all, err)
 	}
-	if res := h.ask("POST", "/execute", `code=1`, func(r *http.Request) { r.Header.Set("Content-Type", "application/x-www-form-urlencoded") }); res.StatusCode != 415 {
+	if res := h.ask("POST", "/execute", `code=1`, func(r *http.Request) { r.Header.Set("Content-Type", "application/x-www-form-urlencoded") }); res.StatusCode != http.StatusUnsupportedMediaType {
 		t.Errorf("form: %d", res.StatusCode)
 	} else {
 		problem(t, res)
@@ -316,12 +317,14 @@ func TestDescription(t *testing.T) {
 	h := build(t)
 	res := h.ask("GET", "/openapi.json", "", nil)
 	var doc struct {
-		OpenAPI string
+		OpenAPI string `json:"openapi"`
 		Paths   map[string]map[string]struct {
-			Responses map[string]any
-			Security  *[]any
-		}
-		Components struct{ Schemas map[string]json.RawMessage }
+			Responses map[string]json.RawMessage `json:"responses"`
+			Security  *[]any                     `json:"security"`
+		} `json:"paths"`
+		Components struct {
+			Schemas map[string]json.RawMessage `json:"schemas"`
+		} `json:"components"`
 	}
 	if err := json.NewDecoder(res.Body).Decode(&doc); err != nil {
 		t.Fatal(err)
@@ -334,7 +337,7 @@ func TestDescription(t *testing.T) {
 		if !ok {
 			t.Errorf("%s %s is not described", op.Method, op.Path)
 		}
-		if b, _ := json.Marshal(got.Responses["default"]); !bytes.Contains(b, []byte("Problem")) {
+		if b := got.Responses["default"]; !bytes.Contains(b, []byte("Problem")) {
 			t.Errorf("%s %s: errors are %s", op.Method, op.Path, b)
 		}
 	}

@@ -87,7 +87,7 @@ func TestTimeoutAnswersInTime(t *testing.T) {
 		var r arenero.Result
 		err = json.NewDecoder(res.Body).Decode(&r)
 		res.Body.Close()
-		if err != nil || res.StatusCode != 200 || r.ExitReason != arenero.TimedOut || r.Output != "partial\n" || r.ExitCode == 0 {
+		if err != nil || res.StatusCode != http.StatusOK || r.ExitReason != arenero.TimedOut || r.Output != "partial\n" || r.ExitCode == 0 {
 			t.Errorf("%d %+v %v", res.StatusCode, r, err)
 		}
 		if over := time.Duration(r.Duration) - time.Second; over > time.Second {
@@ -231,7 +231,7 @@ func TestSlowClientHoldsNobodyUp(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer res.Body.Close()
-	if res.StatusCode != 200 {
+	if res.StatusCode != http.StatusOK {
 		t.Error(res.StatusCode)
 	}
 	c, err := net.Dial("tcp", addr)
@@ -297,11 +297,11 @@ func TestFilesStreamThrough(t *testing.T) {
 	id := h.sandbox(t)
 	const size = 64 << 20
 	body := io.LimitReader(neverEnding('x'), size)
-	r, err := http.NewRequest("PUT", url+"/v1/sandboxes/"+id+"/files?path=big", body)
+	r, err := http.NewRequest(http.MethodPut, url+"/v1/sandboxes/"+id+"/files?path=big", body)
 	if err != nil {
 		t.Fatal(err)
 	}
-	r.Header.Set("X-API-Key", h.key)
+	r.Header.Set("X-Api-Key", h.key)
 	start := time.Now()
 	res, err := http.DefaultClient.Do(r)
 	if err != nil {
@@ -332,11 +332,11 @@ func TestFilesStreamThrough(t *testing.T) {
 		cancel()
 		w.CloseWithError(errors.New("cut")) // the client waits for its body, cancelled or not
 	}()
-	r, err = http.NewRequestWithContext(ctx, "PUT", url+"/v1/sandboxes/"+id+"/files?path=cut", cut)
+	r, err = http.NewRequestWithContext(ctx, http.MethodPut, url+"/v1/sandboxes/"+id+"/files?path=cut", cut)
 	if err != nil {
 		t.Fatal(err)
 	}
-	r.Header.Set("X-API-Key", h.key)
+	r.Header.Set("X-Api-Key", h.key)
 	if res, err := http.DefaultClient.Do(r); err == nil {
 		res.Body.Close()
 		t.Error("answered an upload that was cut")

@@ -6,12 +6,14 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"slices"
 	"strings"
 	"time"
 	"unicode/utf8"
 
-	"github.com/arenero/arenero"
 	"github.com/danielgtaylor/huma/v2"
+
+	"github.com/arenero/arenero"
 )
 
 // Bounds of requests.
@@ -176,10 +178,8 @@ func checkPath(path string) error {
 	case !utf8.ValidString(path):
 		return arenero.Errorf(arenero.Invalid, op, "", "it is not UTF-8")
 	}
-	for _, part := range strings.Split(path, "/") {
-		if part == ".." {
-			return arenero.Errorf(arenero.Invalid, op, "", `it has a part ".."`).WithHint("name the place itself")
-		}
+	if slices.Contains(strings.Split(path, "/"), "..") {
+		return arenero.Errorf(arenero.Invalid, op, "", `it has a part ".."`).WithHint("name the place itself")
 	}
 	return nil
 }

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -49,7 +50,7 @@ func hierarchies(mounts string) (map[string]hierarchy, error) {
 		dir := fields[1]
 		switch fields[2] {
 		case "cgroup":
-			for _, opt := range strings.Split(fields[3], ",") {
+			for opt := range strings.SplitSeq(fields[3], ",") {
 				if _, seen := found[opt]; !seen && known(opt) {
 					found[opt] = hierarchy{dir: dir}
 				}
@@ -59,7 +60,7 @@ func hierarchies(mounts string) (map[string]hierarchy, error) {
 			if err != nil {
 				continue
 			}
-			for _, c := range strings.Fields(string(raw)) {
+			for c := range strings.FieldsSeq(string(raw)) {
 				if known(c) {
 					found[c] = hierarchy{dir: dir, v2: true}
 				}
@@ -73,12 +74,7 @@ func hierarchies(mounts string) (map[string]hierarchy, error) {
 }
 
 func known(controller string) bool {
-	for _, c := range controllers {
-		if c == controller {
-			return true
-		}
-	}
-	return false
+	return slices.Contains(controllers, controller)
 }
 
 // A group is the cgroups of one box: one directory per controller. On version 2,
@@ -120,7 +116,7 @@ func (g *group) create() error {
 			continue
 		}
 		dir := h.dir
-		for _, part := range strings.Split(filepath.Dir(g.name), "/") {
+		for part := range strings.SplitSeq(filepath.Dir(g.name), "/") {
 			if err := enable(dir, c); err != nil {
 				return err
 			}
@@ -163,10 +159,8 @@ func enable(dir, controller string) error {
 	if err != nil {
 		return err
 	}
-	for _, c := range strings.Fields(string(raw)) {
-		if c == controller {
-			return nil
-		}
+	if slices.Contains(strings.Fields(string(raw)), controller) {
+		return nil
 	}
 	if err := os.WriteFile(file, []byte("+"+controller), 0o644); err != nil {
 		return fmt.Errorf("hand down controller %s: %w", controller, err)
@@ -267,7 +261,7 @@ func (g *group) procs() []int {
 		if err != nil {
 			continue
 		}
-		for _, f := range strings.Fields(string(raw)) {
+		for f := range strings.FieldsSeq(string(raw)) {
 			// pid 0 is a process of another pid namespace.
 			if pid, err := strconv.Atoi(f); err == nil && pid > 0 && !seen[pid] {
 				seen[pid] = true
@@ -359,7 +353,7 @@ func keyed(file, key string) int64 {
 	if err != nil {
 		return 0
 	}
-	for _, line := range strings.Split(string(raw), "\n") {
+	for line := range strings.SplitSeq(string(raw), "\n") {
 		if k, v, ok := strings.Cut(line, " "); ok && k == key {
 			n, err := strconv.ParseInt(strings.TrimSpace(v), 10, 64)
 			if err == nil {

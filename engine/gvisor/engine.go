@@ -251,8 +251,7 @@ func diskCode(err error) arenero.Code {
 }
 
 func asError(op, id string, err error) error {
-	var known *arenero.Error
-	if errors.As(err, &known) {
+	if _, ok := errors.AsType[*arenero.Error](err); ok {
 		return err
 	}
 	if errors.Is(err, context.Canceled) {

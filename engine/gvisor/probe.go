@@ -90,11 +90,11 @@ func (e *Engine) choosePlatform() string {
 // little: a machine may offer it without the hardware's help, where a Sentry dies
 // at once (seen with KVM's page-table mode).
 func (e *Engine) tryKVM() error {
-	if f, err := os.OpenFile("/dev/kvm", os.O_RDWR, 0); err != nil {
+	f, err := os.OpenFile("/dev/kvm", os.O_RDWR, 0)
+	if err != nil {
 		return err
-	} else {
-		f.Close()
 	}
+	f.Close()
 	flags := cpuFlags()
 	if !flags["vmx"] && !flags["svm"] {
 		return errors.New("the processor shows no hardware virtualisation")
@@ -127,9 +127,9 @@ func cpuFlags() map[string]bool {
 	if err != nil {
 		return flags
 	}
-	for _, line := range strings.Split(string(raw), "\n") {
+	for line := range strings.SplitSeq(string(raw), "\n") {
 		if k, v, ok := strings.Cut(line, ":"); ok && strings.TrimSpace(k) == "flags" {
-			for _, f := range strings.Fields(v) {
+			for f := range strings.FieldsSeq(v) {
 				flags[f] = true
 			}
 			break
@@ -181,7 +181,7 @@ func (visible) Update(*specs.LinuxResources) error  { return nil }
 func (visible) Uninstall() error                    { return nil }
 func (visible) Join() (func(), error)               { return func() {}, nil }
 func (visible) CloneIntoCgroup() (*os.File, error) {
-	return nil, fmt.Errorf("the engine moves the box itself")
+	return nil, errors.New("the engine moves the box itself")
 }
 func (v visible) CPUQuota() (int64, error)     { return int64(v.l.CPUs * quotaPeriod), nil }
 func (visible) CPUPeriod() (int64, error)      { return quotaPeriod, nil }
@@ -195,6 +195,7 @@ func takeLog(to *slog.Logger) { log.SetTarget(emitter{to}) }
 
 type emitter struct{ to *slog.Logger }
 
+//nolint:goprintffuncname // gVisor's interface has the name
 func (e emitter) Emit(_ int, level log.Level, _ time.Time, format string, args ...any) {
 	if level == log.Warning {
 		e.to.Debug("gvisor", "msg", fmt.Sprintf(format, args...))

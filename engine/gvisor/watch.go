@@ -1,6 +1,7 @@
 package gvisor
 
 import (
+	"bytes"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -108,7 +109,7 @@ func startTime(pid int) (uint64, error) {
 		return 0, err
 	}
 	// The name, in parentheses, may hold anything.
-	_, rest, ok := strings.Cut(string(raw[strings.LastIndexByte(string(raw), ')')+1:]), " ")
+	_, rest, ok := strings.Cut(string(raw[bytes.LastIndexByte(raw, ')')+1:]), " ")
 	fields := strings.Fields(rest)
 	if !ok || len(fields) < 20 {
 		return 0, fmt.Errorf("process %d: stat not understood", pid)
@@ -128,7 +129,7 @@ func descendants(pid int) []int {
 		if err != nil {
 			continue
 		}
-		for _, f := range strings.Fields(string(raw)) {
+		for f := range strings.FieldsSeq(string(raw)) {
 			if child, err := strconv.Atoi(f); err == nil {
 				all = append(append(all, child), descendants(child)...)
 			}

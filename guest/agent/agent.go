@@ -142,9 +142,7 @@ func New(cfg Config) (*Agent, error) {
 	if cfg.Init && !a.switches {
 		return nil, arenero.Errorf(arenero.Unavailable, op, "", "the engine has not granted the capabilities to change users")
 	}
-	if err := a.firstIdentity(); err != nil {
-		return nil, err
-	}
+	a.firstIdentity()
 	if err := a.makeRunDir(); err != nil {
 		return nil, arenero.Errorf(arenero.Unavailable, op, "", "%w", err)
 	}
@@ -226,14 +224,17 @@ func (a *Agent) ServeConn(ctx context.Context, c net.Conn) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	defer context.AfterFunc(ctx, func() { _ = c.Close() })()
+	//nolint:staticcheck // net/http serves listeners; the wire is one connection, and this serves one
 	h2 := &http2.Server{
 		MaxReadFrameSize:             wire.FrameSize,
 		MaxUploadBufferPerStream:     wire.StreamWindow,
 		MaxUploadBufferPerConnection: wire.ConnWindow,
 		MaxConcurrentStreams:         512,
 	}
+	//nolint:staticcheck // see above
 	h2.ServeConn(c, &http2.ServeConnOpts{
-		Context:    ctx,
+		Context: ctx,
+		//nolint:gosec // the host is slow when it likes
 		BaseConfig: &http.Server{ErrorLog: slog.NewLogLogger(a.log.Handler(), slog.LevelDebug)},
 		Handler:    withControl(a.server),
 	})

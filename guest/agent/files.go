@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 
 	"golang.org/x/sys/unix"
@@ -28,10 +29,8 @@ func (a *Agent) where(op, user string, path []byte) (account, string, error) {
 	if len(path) == 0 || len(path) >= maxPath {
 		return account{}, "", arenero.Errorf(arenero.Invalid, op, "", "a path of %d bytes", len(path))
 	}
-	for _, b := range path {
-		if b == 0 {
-			return account{}, "", arenero.Errorf(arenero.Invalid, op, "", "the path has a zero byte")
-		}
+	if slices.Contains(path, 0) {
+		return account{}, "", arenero.Errorf(arenero.Invalid, op, "", "the path has a zero byte")
 	}
 	u, err := a.account(user)
 	return u, a.identity().path(string(path)), err
@@ -62,12 +61,10 @@ func fileError(op, path string, err error) error {
 	case errors.Is(err, context.Canceled):
 		code = arenero.Canceled
 	}
-	var pe *fs.PathError
-	if errors.As(err, &pe) {
+	if pe, ok := errors.AsType[*fs.PathError](err); ok {
 		err = pe.Err
 	}
-	var le *os.LinkError
-	if errors.As(err, &le) {
+	if le, ok := errors.AsType[*os.LinkError](err); ok {
 		err = le.Err
 	}
 	e := arenero.Errorf(code, op, "", "%.400q: %w", path, err)

@@ -23,11 +23,10 @@ type guard struct {
 	a    *Agent
 	work chan struct{} // something was started
 
-	mu         sync.Mutex
-	fullDisk   time.Time // when the disk was last seen full
-	fullTasks  time.Time // when the process table was last seen full
-	active     int       // cells that run
-	lastKilled time.Time
+	mu        sync.Mutex
+	fullDisk  time.Time // when the disk was last seen full
+	fullTasks time.Time // when the process table was last seen full
+	active    int       // cells that run
 }
 
 const (

@@ -159,8 +159,8 @@ func (a *Agent) mayStart(l launch, id identity) error {
 			return arenero.Errorf(arenero.Invalid, op, "", "%.64q cannot name a variable", k)
 		}
 	}
-	if w := l.window; w != nil && (w.Cols > 1<<15 || w.Rows > 1<<15) {
-		return arenero.Errorf(arenero.Invalid, op, "", "a terminal of %d by %d", w.Cols, w.Rows)
+	if w := l.window; w != nil && (w.GetCols() > 1<<15 || w.GetRows() > 1<<15) {
+		return arenero.Errorf(arenero.Invalid, op, "", "a terminal of %d by %d", w.GetCols(), w.GetRows())
 	}
 	a.procMu.Lock()
 	defer a.procMu.Unlock()
@@ -202,7 +202,7 @@ func lookPath(name, dir string, env []string) (string, error) {
 			path = v
 		}
 	}
-	found := error(fs.ErrNotExist)
+	found := fs.ErrNotExist
 	for d := range strings.SplitSeq(path, ":") {
 		if !filepath.IsAbs(d) {
 			d = filepath.Join(dir, d)
@@ -231,7 +231,7 @@ func (p *process) connect(l launch) (child [3]*os.File, err error) {
 		if err != nil {
 			return child, err
 		}
-		_ = pty.Setsize(master, &pty.Winsize{Cols: uint16(l.window.Cols), Rows: uint16(l.window.Rows)})
+		_ = pty.Setsize(master, &pty.Winsize{Cols: uint16(l.window.GetCols()), Rows: uint16(l.window.GetRows())})
 		if err := unix.SetNonblock(int(master.Fd()), true); err == nil {
 			fd, derr := unix.FcntlInt(master.Fd(), unix.F_DUPFD_CLOEXEC, 3)
 			if derr == nil { // a file the poller knows, so that Close ends a Read
@@ -402,7 +402,7 @@ func (p *process) result(reason arenero.ExitReason, ran time.Duration) *wire.Pro
 		e.Signal = unix.SignalName(p.status.Signal())
 	}
 	// The end of the output may only now be known.
-	if e.Reason == string(arenero.Exited) && e.Code != 0 {
+	if e.GetReason() == string(arenero.Exited) && e.GetCode() != 0 {
 		e.Reason = string(p.fullReason(arenero.Exited))
 	}
 	return e
@@ -489,7 +489,7 @@ func (p *process) resize(w *wire.Window) error {
 	if !p.tty || p.in == nil {
 		return arenero.Errorf(arenero.Invalid, "resize terminal", "", "the process has none")
 	}
-	return pty.Setsize(p.in, &pty.Winsize{Cols: uint16(min(w.Cols, 1<<15)), Rows: uint16(min(w.Rows, 1<<15))})
+	return pty.Setsize(p.in, &pty.Winsize{Cols: uint16(min(w.GetCols(), 1<<15)), Rows: uint16(min(w.GetRows(), 1<<15))})
 }
 
 // find returns a process by pid, also one that has just ended.
@@ -526,7 +526,7 @@ func (a *Agent) takeMark() uint32 {
 	defer a.procMu.Unlock()
 	for {
 		a.lastMark = (a.lastMark + 1) & 0xffff
-		m := uint32(firstMark + a.lastMark)
+		m := firstMark + a.lastMark
 		if !a.marks[m] {
 			a.marks[m] = true
 			return m

@@ -87,7 +87,7 @@ func (s *service) Process(ctx context.Context, stream *connect.BidiStream[wire.P
 	}
 	var inputs sync.WaitGroup
 	inputs.Go(func() { s.inputs(stream, p) })
-	err = s.outputs(stream, p, t)
+	err = s.outputs(stream, t)
 	if err != nil || ctx.Err() != nil {
 		err = s.leave(p, ours, errors.Join(err, ctx.Err()))
 	}
@@ -121,7 +121,7 @@ func (s *service) leave(p *process, ours bool, err error) error {
 	return err
 }
 
-func (s *service) outputs(stream *connect.BidiStream[wire.ProcessInput, wire.ProcessOutput], p *process, t *tap) error {
+func (s *service) outputs(stream *connect.BidiStream[wire.ProcessInput, wire.ProcessOutput], t *tap) error {
 	if t.dropped > 0 {
 		if err := stream.Send(&wire.ProcessOutput{Output: &wire.ProcessOutput_Dropped{Dropped: t.dropped}}); err != nil {
 			return err

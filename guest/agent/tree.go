@@ -17,13 +17,13 @@ const firstMark = 0x41520000
 
 // A task is a process as /proc shows it.
 type task struct {
-	pid, parent, session int
-	uid                  uint32
-	threads              int
-	resident             int64
-	mark                 uint32 // 0 when none
-	stopped              bool
-	zombie               bool
+	pid, parent int
+	uid         uint32
+	threads     int
+	resident    int64
+	mark        uint32 // 0 when none
+	stopped     bool
+	zombie      bool
 }
 
 // tasks reads all processes but the agent.
@@ -138,12 +138,10 @@ func (a *Agent) members(p *process) []task {
 }
 
 // signalTree sends a signal to everything that belongs to p.
-func (a *Agent) signalTree(p *process, sig unix.Signal) int {
-	list := a.members(p)
-	for _, t := range list {
+func (a *Agent) signalTree(p *process, sig unix.Signal) {
+	for _, t := range a.members(p) {
 		_ = unix.Kill(t.pid, sig)
 	}
-	return len(list)
 }
 
 // killTree ends everything that belongs to p. A program that forks faster than

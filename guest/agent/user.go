@@ -11,13 +11,15 @@ import (
 	"syscall"
 	"unsafe"
 
-	"github.com/arenero/arenero"
 	"golang.org/x/sys/unix"
+
+	"github.com/arenero/arenero"
 )
 
 // An account is who something is done as.
 type account struct {
 	arenero.User
+
 	groups []uint32
 }
 

@@ -43,7 +43,7 @@ func (a *Agent) setIdentity(id identity) {
 }
 
 // firstIdentity is what holds before a Wake.
-func (a *Agent) firstIdentity() error {
+func (a *Agent) firstIdentity() {
 	id := identity{awake: !a.cfg.Init, limits: a.cfg.Limits, workdir: a.cfg.Workdir, env: parseEnv(a.cfg.Env)}
 	if id.workdir == "" {
 		id.workdir = "/"
@@ -57,7 +57,6 @@ func (a *Agent) firstIdentity() error {
 		}
 	}
 	a.setIdentity(id)
-	return nil
 }
 
 func parseEnv(list []string) map[string]string {

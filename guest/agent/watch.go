@@ -174,7 +174,7 @@ func (w *watch) collect(q *queue) {
 }
 
 func (w *watch) event(e fsnotify.Event, q *queue) {
-	op := ""
+	var op string
 	switch {
 	case e.Has(fsnotify.Create):
 		op = "create"

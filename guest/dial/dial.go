@@ -111,8 +111,8 @@ func (g *Guest) Hello(ctx context.Context) (arenero.Hello, error) {
 	if err != nil {
 		return arenero.Hello{}, err
 	}
-	h := arenero.Hello{Version: word(res.Version, 64), Uptime: millis(res.UptimeMs)}
-	for _, s := range head(res.Specs, 64) {
+	h := arenero.Hello{Version: word(res.GetVersion(), 64), Uptime: millis(res.GetUptimeMs())}
+	for _, s := range head(res.GetSpecs(), 64) {
 		h.Specs = append(h.Specs, arenero.KernelSpec{
 			Name: word(s.GetName(), 64), Language: word(s.GetLanguage(), 64), Display: word(s.GetDisplay(), 128),
 		})

@@ -160,8 +160,7 @@ func (g *Guest) WriteFile(ctx context.Context, user, path string, mode fs.FileMo
 	if buf := make([]byte, maxPiece); err == nil {
 		err = sendAll(ctx, st, src, buf)
 	}
-	var source *sourceError
-	if errors.As(err, &source) {
+	if source, ok := errors.AsType[*sourceError](err); ok {
 		over := ctx.Err()
 		// Without the last word nothing appears under the name.
 		cancel()

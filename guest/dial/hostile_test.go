@@ -136,6 +136,7 @@ func talk(t *testing.T, serve func(net.Conn)) arenero.Guest {
 
 func lying(c net.Conn) {
 	_, h := wire.NewGuestHandler(liar{})
+	//nolint:staticcheck // as the agent does
 	(&http2.Server{}).ServeConn(c, &http2.ServeConnOpts{Handler: h, BaseConfig: &http.Server{}})
 }
 

@@ -123,6 +123,7 @@ func mimeType(s string) bool {
 
 type execution struct {
 	*stream[wire.ExecuteInput, wire.ExecuteOutput]
+
 	ended  bool
 	stdout rest
 	stderr rest

@@ -66,6 +66,7 @@ func (g *Guest) DialPort(ctx context.Context, port int) (net.Conn, error) {
 // A portConn is a connection to a port in a sandbox.
 type portConn struct {
 	net.Conn
+
 	st    *stream[wire.DialInput, wire.DialOutput]
 	port  int
 	pumps sync.WaitGroup

@@ -87,6 +87,7 @@ func (st *stream[In, Out]) close() {
 
 type process struct {
 	*stream[wire.ProcessInput, wire.ProcessOutput]
+
 	pid     int
 	dropped int64
 	ended   bool
@@ -122,11 +123,11 @@ func (g *Guest) process(ctx context.Context, op string, first *wire.ProcessInput
 		return nil, err
 	}
 	started := m.GetStarted()
-	if started == nil || started.Pid <= 0 || started.Pid > 1<<31 {
+	if started == nil || started.GetPid() <= 0 || started.GetPid() > 1<<31 {
 		st.close()
 		return nil, broken(op, "no pid")
 	}
-	return &process{stream: st, pid: int(started.Pid)}, nil
+	return &process{stream: st, pid: int(started.GetPid())}, nil
 }
 
 func (p *process) PID() int { return p.pid }
@@ -199,8 +200,8 @@ func (g *Guest) ListProcesses(ctx context.Context) ([]arenero.ProcessInfo, error
 	if err != nil {
 		return nil, err
 	}
-	list := make([]arenero.ProcessInfo, 0, len(head(res.Processes, maxCount)))
-	for _, p := range head(res.Processes, maxCount) {
+	list := make([]arenero.ProcessInfo, 0, len(head(res.GetProcesses(), maxCount)))
+	for _, p := range head(res.GetProcesses(), maxCount) {
 		info := arenero.ProcessInfo{
 			PID: within(p.GetPid(), 0, 1<<31), Tag: text(p.GetTag(), 256), Dir: text(p.GetDir(), 4096),
 			Started: time.UnixMilli(max(p.GetStartedUnixMs(), 0)),

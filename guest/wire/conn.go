@@ -1,3 +1,7 @@
+// Package wire is what host and guest have between them: the contract with its
+// generated code, and the link that carries its connections over one byte stream.
+//
+//nolint:godoclint // the generated code speaks of the contract alone
 package wire
 
 import (

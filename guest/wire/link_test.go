@@ -162,6 +162,7 @@ func TestLinkSurvivesCuts(t *testing.T) {
 // cutter is a host that dies after writing some bytes: the rest never arrives.
 type cutter struct {
 	io.ReadWriteCloser
+
 	mu   sync.Mutex
 	left int
 }

@@ -62,10 +62,10 @@ func (c *cell) stop(why arenero.ExitReason) {
 		grace = cancelGrace
 	}
 	if now.Sub(c.since) >= grace {
-		c.s.proc.KillTree()
+		_ = c.s.proc.KillTree() // what lives is seen again
 		return
 	}
-	c.s.interrupt()
+	_ = c.s.interrupt() // a kernel that has gone needs none
 	if c.again != nil {
 		c.again.Stop()
 	}
@@ -85,7 +85,7 @@ func (c *cell) runs() {
 	c.begun = true
 	if c.pending {
 		c.pending = false
-		c.s.interrupt()
+		_ = c.s.interrupt() // a kernel that has gone needs none
 	}
 }
 

@@ -6,8 +6,9 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/arenero/arenero"
 	"github.com/google/go-cmp/cmp"
+
+	"github.com/arenero/arenero"
 )
 
 // chartsOf draws each piece of code in a figure of its own.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -13,8 +14,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/arenero/arenero"
 	"go.uber.org/goleak"
+
+	"github.com/arenero/arenero"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -133,9 +135,7 @@ func bareManager(t testing.TB, specs map[string]spec) *Manager {
 	all := map[string]spec{"python3": {
 		Argv: []string{py, "-m", "ipykernel_launcher", "-f", "{connection_file}"}, Display: "Python 3", Language: "python",
 	}}
-	for name, s := range specs {
-		all[name] = s
-	}
+	maps.Copy(all, specs)
 	dir := t.TempDir()
 	for name, s := range all {
 		b, err := json.Marshal(s)

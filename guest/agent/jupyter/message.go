@@ -147,7 +147,7 @@ func unquote(b []byte) (out []byte, ok bool) {
 	for {
 		out = append(out, b[:i]...)
 		b = b[i:]
-		n := 0
+		var n int
 		if out, n = unescape(out, b); n == 0 {
 			return nil, false
 		}

@@ -99,7 +99,7 @@ func (r *run) unanswered() {
 	r.replied = true
 	if r.failed == nil {
 		r.failed = &ending{reason: arenero.RaisedError, code: 1}
-		r.note("the kernel gave no answer to the cell")
+		r.notef("the kernel gave no answer to the cell")
 	}
 }
 
@@ -127,13 +127,13 @@ func (r *run) emitText(stderr bool, text []byte) {
 	}
 }
 
-func (r *run) note(format string, args ...any) {
+func (r *run) notef(format string, args ...any) {
 	r.emitText(true, fmt.Appendf(nil, "arenero: "+format+"\n", args...))
 }
 
 func (r *run) handle(m message) {
 	if m.dropped > 0 {
-		r.note("a message of %d bytes was refused, at most %d are allowed", m.dropped, MaxMessage)
+		r.notef("a message of %d bytes was refused, at most %d are allowed", m.dropped, MaxMessage)
 		if m.kind == "execute_reply" {
 			r.replied = true
 		}
@@ -188,7 +188,7 @@ func (r *run) display(m message) {
 	if r.displays == MaxDisplays || r.bytes+int64(len(m.content)) > MaxResults {
 		if !r.marked {
 			r.marked = true
-			r.note("more than %d results or %d bytes of them: further ones are dropped", MaxDisplays, MaxResults)
+			r.notef("more than %d results or %d bytes of them: further ones are dropped", MaxDisplays, MaxResults)
 		}
 		return
 	}
@@ -222,7 +222,7 @@ func (r *run) fail(f failure) {
 func (r *run) reply(m message) {
 	var f failure
 	if json.Unmarshal(m.content, &f) != nil {
-		r.note("the kernel's answer could not be read")
+		r.notef("the kernel's answer could not be read")
 		r.replied = true
 		return
 	}
@@ -317,14 +317,14 @@ func (r *run) died() {
 	case why != "":
 		end.Reason, end.ExitCode = why, 130
 	case broke != nil:
-		r.note("the kernel was killed: %.300s", broke)
+		r.notef("the kernel was killed: %.300s", broke)
 	case ended != "":
 		end.Reason = ended
 	case r.script && x.Signal == "":
 		end.Reason = arenero.Exited // os._exit: that is how the program wanted it
 	default:
 		if said := r.s.tail.lastLines(3); said != "" {
-			r.note("the kernel died; it wrote: %s", said)
+			r.notef("the kernel died; it wrote: %s", said)
 		}
 	}
 	r.finish(end)

@@ -160,7 +160,7 @@ func TestReseed(t *testing.T) {
 func names(s string) string {
 	s, _, _ = strings.Cut(s, "]")
 	var out []string
-	for _, n := range strings.Split(s, ",") {
+	for n := range strings.SplitSeq(s, ",") {
 		n = strings.Trim(n, " '([\n")
 		if strings.TrimLeft(n, "_i0123456789") != "" && n != "time" {
 			out = append(out, n)

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -129,12 +130,18 @@ func (s *session) prepare(cfg *Config) error {
 		return nil
 	}
 	// The kernel makes its sockets in here and IPython its profile, so all of it
-	// is the user's.
-	return filepath.WalkDir(s.dir, func(path string, _ os.DirEntry, err error) error {
+	// is the user's. From the first change on he may put links in here: a Root does
+	// not follow one outside.
+	root, err := os.OpenRoot(s.dir)
+	if err != nil {
+		return err
+	}
+	defer root.Close()
+	return fs.WalkDir(root.FS(), ".", func(path string, _ fs.DirEntry, err error) error {
 		if err != nil {
 			return err
 		}
-		return os.Lchown(path, int(u.UID), int(u.GID))
+		return root.Lchown(path, int(u.UID), int(u.GID))
 	})
 }
 
@@ -348,16 +355,16 @@ func (s *session) fail(err error) {
 		s.why = fmt.Errorf("it broke the protocol: %w", err)
 	}
 	s.mu.Unlock()
-	s.proc.KillTree()
+	_ = s.proc.KillTree()
 }
 
 // watch waits for the end of the process, then for the last of what it said.
 func (s *session) watch() {
 	<-s.proc.Done()
-	s.proc.KillTree() // what it left behind
+	_ = s.proc.KillTree() // what it left behind
 	soon := time.Now().Add(drainTime)
 	for _, z := range s.conns() {
-		z.c.SetReadDeadline(soon)
+		_ = z.c.SetReadDeadline(soon) // a closed one reads no more
 	}
 	s.joined.Wait()
 	for _, z := range s.conns() {
@@ -388,7 +395,7 @@ func (s *session) end(why arenero.ExitReason) {
 	if c != nil {
 		c.queue.open() // its reader may have gone
 	}
-	s.proc.KillTree()
+	_ = s.proc.KillTree()
 	select {
 	case <-s.gone:
 	case <-time.After(5 * time.Second): // a process in uninterruptible sleep
@@ -398,7 +405,7 @@ func (s *session) end(why arenero.ExitReason) {
 // abandon cleans up after a start that came to nothing.
 func (s *session) abandon() {
 	if s.proc != nil {
-		s.proc.KillTree()
+		_ = s.proc.KillTree()
 		select {
 		case <-s.proc.Done():
 		case <-time.After(5 * time.Second):
@@ -463,8 +470,7 @@ func (s *session) interrupt() error {
 
 // wrap gives an error a code if it has none.
 func wrap(err error, code arenero.Code, op, id string) error {
-	var e *arenero.Error
-	if errors.As(err, &e) {
+	if _, ok := errors.AsType[*arenero.Error](err); ok {
 		return err
 	}
 	return arenero.Errorf(code, op, id, "%w", err)

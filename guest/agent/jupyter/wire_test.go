@@ -18,6 +18,7 @@ import (
 // script is a connection that says b and then ends; what is written is dropped.
 type scripted struct {
 	net.Conn
+
 	r io.Reader
 }
 
