@@ -284,7 +284,7 @@ func TestFilesAsTheUser(t *testing.T) {
 	_, err = g.Watch(ctx, "", dir+"/closed", false)
 	wantCode(t, err, arenero.Denied)
 	for _, err := range []error{
-		g.Remove(ctx, "", secret), g.Move(ctx, "", secret, "/tmp/x"), g.Chmod(ctx, "", secret, 0o777),
+		g.Remove(ctx, "", secret), g.Move(ctx, "", secret, dir+"/x"), g.Chmod(ctx, "", secret, 0o777),
 		g.MakeDir(ctx, "", dir+"/d", 0o777), g.MakeDir(ctx, "", "/etc/arenero-test", 0o777),
 	} {
 		wantCode(t, err, arenero.Denied)
