@@ -93,7 +93,7 @@ func (c *Collector) Result() arenero.Result {
 	r.Results = c.results
 	r.Error = c.raised
 	switch { // statuses that a shell would give
-	case r.ExitReason == arenero.TimedOut && r.ExitCode == 0:
+	case r.ExitReason == arenero.TimedOut: // as timeout(1): Signal tells what it took
 		r.ExitCode = 124
 	case r.ExitReason == arenero.OutOfMemory && r.ExitCode == 0:
 		r.ExitCode = 137

@@ -169,11 +169,15 @@ func TestExitStatuses(t *testing.T) {
 	}{
 		{arenero.Exited, 0, 0}, {arenero.Exited, 7, 7}, {arenero.RaisedError, 0, 1}, {arenero.TimedOut, 0, 124},
 		{arenero.OutOfMemory, 0, 137}, {arenero.KernelDied, 0, 1}, {arenero.WasKilled, 139, 139},
+		{arenero.TimedOut, 143, 124}, {arenero.TimedOut, 137, 124}, {arenero.TimedOut, 3, 124},
 	} {
-		k := NewCollector(10)
-		k.Process(arenero.ProcessEvent{Exit: &arenero.ProcessExit{Reason: c.reason, Code: c.code}})
-		if got := k.Result().ExitCode; got != c.want {
-			t.Errorf("%s %d: %d, want %d", c.reason, c.code, got, c.want)
+		k, cell := NewCollector(10), NewCollector(10)
+		k.Process(arenero.ProcessEvent{Exit: &arenero.ProcessExit{Reason: c.reason, Code: c.code, Signal: "SIGTERM"}})
+		cell.Kernel(arenero.KernelEvent{End: &arenero.KernelEnd{Reason: c.reason, ExitCode: c.code, Signal: "SIGTERM"}})
+		for _, r := range []arenero.Result{k.Result(), cell.Result()} {
+			if r.ExitCode != c.want || r.Signal != "SIGTERM" {
+				t.Errorf("%s %d: %d by %s, want %d", c.reason, c.code, r.ExitCode, r.Signal, c.want)
+			}
 		}
 	}
 }
