@@ -17,6 +17,8 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"connectrpc.com/connect"
+
 	"github.com/arenero/arenero"
 	"github.com/arenero/arenero/guest/wire"
 )
@@ -40,8 +42,11 @@ type Guest struct {
 	api  wire.GuestClient
 	http *http.Transport
 	conn net.Conn
-	once sync.Once
-	err  error
+	// limit is callTimeout, which other limits are multiples of: an interpreter
+	// imports for seconds, a disk may be busy. Tests of ours are more impatient.
+	limit time.Duration
+	once  sync.Once
+	err   error
 }
 
 var _ arenero.Guest = (*Guest)(nil)
@@ -80,10 +85,29 @@ func Open(ctx context.Context, conn net.Conn) (arenero.Guest, error) {
 			MaxConcurrentStreams:          1000,
 		},
 	}
-	g := &Guest{http: t, conn: session}
+	g := &Guest{http: t, conn: session, limit: callTimeout}
 	g.api = wire.NewGuestClient(&http.Client{Transport: t}, "http://guest",
-		wire.ClientOptions()...)
+		append(wire.ClientOptions(), connect.WithInterceptors(hangUp{}))...)
 	return g, nil
+}
+
+// hangUp lets go of a stream's answer when its context ends. Once an answer has
+// begun, net/http does not look at the context while it waits for the guest to take
+// more of the request: a guest could hold the sender for ever.
+type hangUp struct{}
+
+func (hangUp) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc { return next }
+
+func (hangUp) WrapStreamingClient(next connect.StreamingClientFunc) connect.StreamingClientFunc {
+	return func(ctx context.Context, spec connect.Spec) connect.StreamingClientConn {
+		conn := next(ctx, spec)
+		context.AfterFunc(ctx, func() { _ = conn.CloseResponse() }) // runs at the latest when the stream is closed
+		return conn
+	}
+}
+
+func (hangUp) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.StreamingHandlerFunc {
+	return next
 }
 
 var errLost = errors.New("the wire to the sandbox is lost")
@@ -98,8 +122,8 @@ func (g *Guest) Close() error {
 }
 
 // call makes one call that is answered at once.
-func call[Req, Res any](ctx context.Context, op string, f func(context.Context, *Req) (*Res, error), req *Req) (*Res, error) {
-	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+func call[Req, Res any](ctx context.Context, g *Guest, op string, f func(context.Context, *Req) (*Res, error), req *Req) (*Res, error) {
+	ctx, cancel := context.WithTimeout(ctx, g.limit)
 	defer cancel()
 	res, err := f(ctx, req)
 	return res, wire.FromWire(op, err)
@@ -107,7 +131,7 @@ func call[Req, Res any](ctx context.Context, op string, f func(context.Context, 
 
 // Hello implements [arenero.Guest].
 func (g *Guest) Hello(ctx context.Context) (arenero.Hello, error) {
-	res, err := call(ctx, "greet guest", g.api.Hello, &wire.HelloRequest{})
+	res, err := call(ctx, g, "greet guest", g.api.Hello, &wire.HelloRequest{})
 	if err != nil {
 		return arenero.Hello{}, err
 	}
@@ -123,7 +147,7 @@ func (g *Guest) Hello(ctx context.Context) (arenero.Hello, error) {
 // Wake implements [arenero.Guest].
 func (g *Guest) Wake(ctx context.Context, w arenero.Wake) error {
 	// Warm kernels are reseeded before the answer.
-	ctx, cancel := context.WithTimeout(ctx, 4*callTimeout)
+	ctx, cancel := context.WithTimeout(ctx, 4*g.limit)
 	defer cancel()
 	_, err := g.api.Wake(ctx, &wire.WakeRequest{
 		SandboxId: w.SandboxID, Hostname: w.Hostname, NowUnixNanos: w.Now.UnixNano(), Entropy: w.Entropy,
@@ -197,6 +221,10 @@ func reason(s string) arenero.ExitReason {
 		return r
 	}
 	return arenero.WasKilled
+}
+
+func silent(op string) error {
+	return arenero.Errorf(arenero.Timeout, op, "", "the guest gave no answer")
 }
 
 func broken(op, what string) error {

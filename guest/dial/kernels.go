@@ -18,7 +18,7 @@ const (
 // StartKernel implements [arenero.Kernels].
 func (g *Guest) StartKernel(ctx context.Context, k arenero.KernelRequest) (arenero.KernelInfo, error) {
 	// A cold interpreter imports for seconds.
-	ctx, cancel := context.WithTimeout(ctx, 4*callTimeout)
+	ctx, cancel := context.WithTimeout(ctx, 4*g.limit)
 	defer cancel()
 	res, err := g.api.StartKernel(ctx, &wire.StartKernelRequest{Name: k.Name, Language: k.Language, Dir: k.Dir, Env: k.Env})
 	if err != nil {
@@ -42,7 +42,7 @@ func kernelInfo(k *wire.KernelInfo) arenero.KernelInfo {
 
 // ListKernels implements [arenero.Kernels].
 func (g *Guest) ListKernels(ctx context.Context) ([]arenero.KernelInfo, error) {
-	res, err := call(ctx, "list kernels", g.api.ListKernels, &wire.ListKernelsRequest{})
+	res, err := call(ctx, g, "list kernels", g.api.ListKernels, &wire.ListKernelsRequest{})
 	if err != nil {
 		return nil, err
 	}
@@ -55,13 +55,13 @@ func (g *Guest) ListKernels(ctx context.Context) ([]arenero.KernelInfo, error) {
 
 // StopKernel implements [arenero.Kernels].
 func (g *Guest) StopKernel(ctx context.Context, name string) error {
-	_, err := call(ctx, "stop kernel", g.api.StopKernel, &wire.KernelName{Name: name})
+	_, err := call(ctx, g, "stop kernel", g.api.StopKernel, &wire.KernelName{Name: name})
 	return err
 }
 
 // RestartKernel implements [arenero.Kernels].
 func (g *Guest) RestartKernel(ctx context.Context, name string) error {
-	ctx, cancel := context.WithTimeout(ctx, 4*callTimeout)
+	ctx, cancel := context.WithTimeout(ctx, 4*g.limit)
 	defer cancel()
 	_, err := g.api.RestartKernel(ctx, &wire.KernelName{Name: name})
 	return wire.FromWire("restart kernel", err)
@@ -69,19 +69,19 @@ func (g *Guest) RestartKernel(ctx context.Context, name string) error {
 
 // InterruptKernel implements [arenero.Kernels].
 func (g *Guest) InterruptKernel(ctx context.Context, name string) error {
-	_, err := call(ctx, "interrupt kernel", g.api.InterruptKernel, &wire.KernelName{Name: name})
+	_, err := call(ctx, g, "interrupt kernel", g.api.InterruptKernel, &wire.KernelName{Name: name})
 	return err
 }
 
 // Complete implements [arenero.Kernels].
 func (g *Guest) Complete(ctx context.Context, kernel, code string, cursor int) (arenero.Completion, error) {
-	res, err := call(ctx, "complete", g.api.Complete, &wire.CompleteRequest{Kernel: kernel, Code: code, Cursor: int32(within(int64(cursor), 0, 1<<30))})
+	res, err := call(ctx, g, "complete", g.api.Complete, &wire.CompleteRequest{Kernel: kernel, Code: code, Cursor: int32(within(int64(cursor), 0, 1<<30))})
 	if err != nil {
 		return arenero.Completion{}, err
 	}
-	c := arenero.Completion{
-		Matches: []string{}, Start: within(int64(res.GetStart()), 0, int64(len(code))), End: within(int64(res.GetEnd()), 0, int64(len(code))),
-	}
+	c := arenero.Completion{Matches: []string{}}
+	c.Start = within(int64(res.GetStart()), 0, int64(len(code)))
+	c.End = within(int64(res.GetEnd()), int64(c.Start), int64(len(code))) // code[Start:End] is what a match replaces
 	for _, m := range head(res.GetMatches(), maxCount) {
 		c.Matches = append(c.Matches, text(m, 1024))
 	}
@@ -90,7 +90,7 @@ func (g *Guest) Complete(ctx context.Context, kernel, code string, cursor int) (
 
 // Inspect implements [arenero.Kernels].
 func (g *Guest) Inspect(ctx context.Context, kernel, code string, cursor int) (map[string]string, error) {
-	res, err := call(ctx, "inspect", g.api.Inspect, &wire.InspectRequest{Kernel: kernel, Code: code, Cursor: int32(within(int64(cursor), 0, 1<<30))})
+	res, err := call(ctx, g, "inspect", g.api.Inspect, &wire.InspectRequest{Kernel: kernel, Code: code, Cursor: int32(within(int64(cursor), 0, 1<<30))})
 	if err != nil {
 		return nil, err
 	}

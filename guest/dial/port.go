@@ -23,7 +23,7 @@ func (g *Guest) DialPort(ctx context.Context, port int) (net.Conn, error) {
 		return nil, err
 	}
 	stop := context.AfterFunc(ctx, st.cancel)
-	_, err = st.within(callTimeout)
+	_, err = st.within(g.limit)
 	if !stop() && err == nil {
 		err = wire.FromWire(op, ctx.Err())
 	}
@@ -39,6 +39,9 @@ func (g *Guest) DialPort(ctx context.Context, port int) (net.Conn, error) {
 			m, err := st.receive()
 			if err != nil {
 				return
+			}
+			if len(m.GetData()) == 0 {
+				continue // a reader is not to wake for nothing
 			}
 			if _, err := far.Write(m.GetData()); err != nil {
 				return

@@ -69,8 +69,10 @@ func (st *stream[In, Out]) receive() (*Out, error) {
 // within receives with a time limit, for answers that come at once.
 func (st *stream[In, Out]) within(d time.Duration) (*Out, error) {
 	t := time.AfterFunc(d, st.cancel)
-	defer t.Stop()
 	m, err := st.receive()
+	if !t.Stop() {
+		return nil, silent(st.op)
+	}
 	if errors.Is(err, io.EOF) {
 		return nil, broken(st.op, "it ended the stream without a word")
 	}
@@ -107,9 +109,15 @@ func (g *Guest) Start(ctx context.Context, c arenero.Command) (arenero.Process, 
 
 // Attach implements [arenero.Processes].
 func (g *Guest) Attach(ctx context.Context, pid int) (arenero.Process, error) {
-	return g.process(ctx, "attach process", &wire.ProcessInput{
+	const op = "attach process"
+	p, err := g.process(ctx, op, &wire.ProcessInput{
 		Input: &wire.ProcessInput_Attach{Attach: &wire.ProcessAttach{Pid: int64(pid)}},
 	})
+	if err == nil && p.PID() != pid {
+		_ = p.Close() // what it is matters no more
+		return nil, broken(op, "another pid than was asked for")
+	}
+	return p, err
 }
 
 func (g *Guest) process(ctx context.Context, op string, first *wire.ProcessInput) (arenero.Process, error) {
@@ -117,7 +125,7 @@ func (g *Guest) process(ctx context.Context, op string, first *wire.ProcessInput
 	if err != nil {
 		return nil, err
 	}
-	m, err := st.within(callTimeout)
+	m, err := st.within(g.limit)
 	if err != nil {
 		st.close()
 		return nil, err
@@ -196,7 +204,7 @@ func (p *process) Close() error {
 
 // ListProcesses implements [arenero.Processes].
 func (g *Guest) ListProcesses(ctx context.Context) ([]arenero.ProcessInfo, error) {
-	res, err := call(ctx, "list processes", g.api.ListProcesses, &wire.ListProcessesRequest{})
+	res, err := call(ctx, g, "list processes", g.api.ListProcesses, &wire.ListProcessesRequest{})
 	if err != nil {
 		return nil, err
 	}
@@ -216,7 +224,7 @@ func (g *Guest) ListProcesses(ctx context.Context) ([]arenero.ProcessInfo, error
 
 // Signal implements [arenero.Processes].
 func (g *Guest) Signal(ctx context.Context, pid int, signal string, tree bool) error {
-	_, err := call(ctx, "signal process", g.api.Signal, &wire.SignalRequest{Pid: int64(pid), Signal: signal, Tree: tree})
+	_, err := call(ctx, g, "signal process", g.api.Signal, &wire.SignalRequest{Pid: int64(pid), Signal: signal, Tree: tree})
 	return err
 }
 
