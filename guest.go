@@ -142,6 +142,19 @@ type Files interface {
 	// WriteFile replaces a file by the bytes of r, making parent folders. Nothing
 	// half written is ever visible under the name: it appears at the end.
 	WriteFile(ctx context.Context, user, path string, mode fs.FileMode, r io.Reader) (FileInfo, error)
+	// ReadTree streams a folder and what is below it as a tar archive in the PAX
+	// format: regular files, folders and symbolic links, with modes and times and
+	// without owners; what is neither is left out. A file that changes meanwhile has
+	// the size it had when it was reached; what the user may not read ends the
+	// stream with [Denied]. The caller closes it, and unpacks it as what it is: a
+	// stranger's archive.
+	ReadTree(ctx context.Context, user, path string) (io.ReadCloser, error)
+	// WriteTree unpacks a tar archive below a folder, which is made if it is missing.
+	// Nothing is written outside of it, whatever the archive and the links in the
+	// folder say. Each file appears at once and replaces what is there; those before
+	// an error stay. Set-id bits are dropped. [Invalid] for what is not an archive,
+	// for devices, pipes and sparse files; [TooLarge] for more than MaxTreeEntries.
+	WriteTree(ctx context.Context, user, path string, r io.Reader) (TreeInfo, error)
 	MakeDir(ctx context.Context, user, path string, mode fs.FileMode) error
 	Move(ctx context.Context, user, from, to string) error
 	// Remove removes a file, or a folder with all that is in it.
@@ -154,6 +167,15 @@ type Files interface {
 
 // MaxEntries bounds one listing of a folder.
 const MaxEntries = 100_000
+
+// MaxTreeEntries bounds one archive of a folder.
+const MaxTreeEntries = 1_000_000
+
+// TreeInfo is what was unpacked.
+type TreeInfo struct {
+	Files int   `json:"files"` // files and links
+	Bytes int64 `json:"bytes"` // in the files
+}
 
 // FileInfo describes a file inside a sandbox. All of it is what the guest says.
 type FileInfo struct {

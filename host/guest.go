@@ -232,6 +232,20 @@ func (g *guest) ReadFile(ctx context.Context, user, path string, offset, size in
 	return &usedReader{ReadCloser: r, g: g}, info, nil
 }
 
+func (g *guest) ReadTree(ctx context.Context, user, path string) (io.ReadCloser, error) {
+	g.b.begin()
+	r, err := g.Guest.ReadTree(ctx, user, path)
+	if err != nil {
+		g.b.done(g.h.now())
+		return nil, g.explain(ctx, err)
+	}
+	return &usedReader{ReadCloser: r, g: g}, nil
+}
+
+func (g *guest) WriteTree(ctx context.Context, user, path string, r io.Reader) (arenero.TreeInfo, error) {
+	return call(ctx, g, func() (arenero.TreeInfo, error) { return g.Guest.WriteTree(ctx, user, path, r) })
+}
+
 // usedReader ends the use of the sandbox when it is closed.
 type usedReader struct {
 	io.ReadCloser

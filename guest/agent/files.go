@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -56,6 +57,8 @@ func fileError(op, path string, err error) error {
 		code = arenero.Invalid
 	case errors.Is(err, context.Canceled):
 		code = arenero.Canceled
+	case strings.Contains(err.Error(), "path escapes from parent"): // os has no name for it
+		code, hint = arenero.Denied, "a link leads out of the folder"
 	}
 	if pe, ok := errors.AsType[*fs.PathError](err); ok {
 		err = pe.Err

@@ -108,6 +108,73 @@ func (s *service) WriteFile(_ context.Context, stream *connect.ClientStream[wire
 	}
 }
 
+// ReadTree implements the service.
+func (s *service) ReadTree(_ context.Context, req *wire.ReadTreeRequest, stream *connect.ServerStream[wire.ReadTreeResponse]) error {
+	t, err := s.a.tree("read tree", req.GetUser(), req.GetPath(), false)
+	if err != nil {
+		return wire.ToWire(err)
+	}
+	defer t.close()
+	if err := stream.Send(&wire.ReadTreeResponse{}); err != nil {
+		return err
+	}
+	return wire.ToWire(t.pack(writerFunc(func(b []byte) (int, error) {
+		return len(b), stream.Send(&wire.ReadTreeResponse{Data: b})
+	})))
+}
+
+type writerFunc func([]byte) (int, error)
+
+func (f writerFunc) Write(b []byte) (int, error) { return f(b) }
+
+// WriteTree implements the service.
+func (s *service) WriteTree(_ context.Context, stream *connect.ClientStream[wire.WriteTreeRequest]) (*wire.WriteTreeResponse, error) {
+	const op = "write tree"
+	if !stream.Receive() {
+		return nil, noStart(op, stream.Err())
+	}
+	st := stream.Msg().GetStart()
+	if st == nil {
+		return nil, noStart(op, nil)
+	}
+	t, err := s.a.tree(op, st.GetUser(), st.GetPath(), true)
+	if err != nil {
+		return nil, wire.ToWire(err)
+	}
+	defer t.close()
+	in := &archive{stream: stream}
+	info, err := t.unpack(in)
+	if err == nil {
+		_, err = io.Copy(io.Discard, in) // what is behind the end of the archive, up to the last word
+	}
+	return reply(&wire.WriteTreeResponse{Files: int64(info.Files), Bytes: info.Bytes}, err)
+}
+
+// An archive is the data of an upload. One that was cut off ends in an error.
+type archive struct {
+	stream *connect.ClientStream[wire.WriteTreeRequest]
+	rest   []byte
+	done   bool
+}
+
+func (r *archive) Read(p []byte) (int, error) {
+	for len(r.rest) == 0 {
+		if r.done {
+			return 0, io.EOF
+		}
+		if !r.stream.Receive() {
+			if err := r.stream.Err(); err != nil {
+				return 0, err
+			}
+			return 0, arenero.Errorf(arenero.Canceled, "write tree", "", "the archive ended before it was done")
+		}
+		r.rest, r.done = r.stream.Msg().GetData(), r.stream.Msg().GetDone()
+	}
+	n := copy(p, r.rest)
+	r.rest = r.rest[n:]
+	return n, nil
+}
+
 func noStart(op string, err error) error {
 	if err != nil {
 		return err

@@ -8,6 +8,7 @@ import (
 	"net"
 	"os"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -66,7 +67,8 @@ func native(t testing.TB, change ...func(*agent.Config)) arenero.Guest {
 	t.Cleanup(func() {
 		_ = g.Close()
 		cancel()
-		if err := <-served; err != nil {
+		// A socket that is closed with bytes unread resets: an end as good as any.
+		if err := <-served; err != nil && !errors.Is(err, syscall.ECONNRESET) {
 			t.Error(err)
 		}
 		if err := a.Close(); err != nil {

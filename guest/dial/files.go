@@ -80,6 +80,30 @@ func (g *Guest) WriteFile(ctx context.Context, user, path string, mode fs.FileMo
 	return fileInfo(res.GetInfo()), nil
 }
 
+// ReadTree implements [arenero.Files].
+func (g *Guest) ReadTree(ctx context.Context, user, path string) (io.ReadCloser, error) {
+	req := &wire.ReadTreeRequest{User: user, Path: []byte(path)}
+	r, err := startDownload[wire.ReadTreeRequest, wire.ReadTreeResponse](ctx, g.limit, "read tree", g.api.ReadTree, req, -1)
+	if err != nil {
+		return nil, err // not a nil *download
+	}
+	return r, nil
+}
+
+// WriteTree implements [arenero.Files].
+func (g *Guest) WriteTree(ctx context.Context, user, path string, src io.Reader) (arenero.TreeInfo, error) {
+	res, err := upload[wire.WriteTreeRequest, wire.WriteTreeResponse]{
+		op: "write tree", limit: g.limit, open: g.api.WriteTree,
+		first: &wire.WriteTreeRequest{Start: &wire.WriteTreeStart{User: user, Path: []byte(path)}},
+		piece: func(b []byte) *wire.WriteTreeRequest { return &wire.WriteTreeRequest{Data: b} },
+		done:  &wire.WriteTreeRequest{Done: true},
+	}.send(ctx, src)
+	if err != nil {
+		return arenero.TreeInfo{}, err
+	}
+	return arenero.TreeInfo{Files: within(res.GetFiles(), 0, arenero.MaxTreeEntries), Bytes: max(res.GetBytes(), 0)}, nil
+}
+
 // MakeDir implements [arenero.Files].
 func (g *Guest) MakeDir(ctx context.Context, user, path string, mode fs.FileMode) error {
 	_, err := call(ctx, g, "make folder", g.api.MakeDir, &wire.MakeDirRequest{User: user, Path: []byte(path), Mode: uint32(mode)})

@@ -70,6 +70,45 @@ func (liar) WriteFile(ctx context.Context, s *connect.ClientStream[wire.WriteFil
 	return answer, drain(s)
 }
 
+// ReadTree does what the name of the folder says.
+func (liar) ReadTree(ctx context.Context, req *wire.ReadTreeRequest, s *connect.ServerStream[wire.ReadTreeResponse]) error {
+	switch string(req.GetPath()) {
+	case "gone":
+		return nil
+	case "silent":
+		<-ctx.Done()
+		return ctx.Err()
+	}
+	if err := s.Send(&wire.ReadTreeResponse{}); err != nil {
+		return err
+	}
+	if string(req.GetPath()) == "error" {
+		return connect.NewError(connect.CodeInternal, errLoud)
+	}
+	for piece := make([]byte, 64<<10); ; { // without end
+		if err := s.Send(&wire.ReadTreeResponse{Data: piece}); err != nil {
+			return err
+		}
+	}
+}
+
+// WriteTree does what the name of the folder says.
+func (liar) WriteTree(ctx context.Context, s *connect.ClientStream[wire.WriteTreeRequest]) (*wire.WriteTreeResponse, error) {
+	s.Receive()
+	switch string(s.Msg().GetStart().GetPath()) {
+	case "early":
+		return &wire.WriteTreeResponse{Files: 1}, nil
+	case "stall":
+		<-ctx.Done()
+		return nil, ctx.Err()
+	case "error":
+		return nil, connect.NewError(connect.CodeInternal, errLoud)
+	case "negative":
+		return &wire.WriteTreeResponse{Files: math.MinInt64, Bytes: math.MinInt64}, drain(s)
+	}
+	return &wire.WriteTreeResponse{Files: math.MaxInt64, Bytes: math.MaxInt64}, drain(s)
+}
+
 func drain[T any](s *connect.ClientStream[T]) error {
 	for s.Receive() {
 	}
@@ -163,6 +202,45 @@ func TestLiesOfWrites(t *testing.T) {
 	}
 }
 
+func TestLiesOfTrees(t *testing.T) {
+	g := talk(t, lying)
+	ctx := t.Context()
+	if _, err := g.ReadTree(ctx, "", "gone"); arenero.CodeOf(err) != arenero.Internal {
+		t.Errorf("a tree without a word: %v", err)
+	}
+	r, err := g.ReadTree(ctx, "", "error")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if b, err := io.ReadAll(r); len(b) > 0 || arenero.CodeOf(err) != arenero.Internal {
+		t.Errorf("%d bytes, %v", len(b), err)
+	} else {
+		plain(t, "error", err.Error(), 8<<10)
+	}
+	r.Close()
+	if r, err = g.ReadTree(ctx, "", "flood"); err != nil {
+		t.Fatal(err)
+	}
+	if n, err := io.CopyN(io.Discard, r, 10<<20); err != nil {
+		t.Errorf("%d bytes of a flood, %v", n, err)
+	}
+	r.Close() // in the middle of it
+	for _, name := range []string{"huge", "negative"} {
+		info, err := g.WriteTree(ctx, "", name, strings.NewReader("x"))
+		if err != nil || info.Files < 0 || info.Files > arenero.MaxTreeEntries || info.Bytes < 0 {
+			t.Errorf("%s: %+v, %v", name, info, err)
+		}
+	}
+	for _, name := range []string{"early", "error"} {
+		_, err := g.WriteTree(ctx, "", name, endless{})
+		if arenero.CodeOf(err) != arenero.Internal {
+			t.Errorf("%s: %v", name, err)
+		} else {
+			plain(t, name, err.Error(), 8<<10)
+		}
+	}
+}
+
 func TestLiesOfWatches(t *testing.T) {
 	g := talk(t, lying)
 	for _, name := range []string{"gone", "error"} {
@@ -237,6 +315,14 @@ func TestStallsOfFiles(t *testing.T) {
 		},
 		"write's answer": func(ctx context.Context, g arenero.Guest) error {
 			_, err := g.WriteFile(ctx, "", "swallow", 0, strings.NewReader("x"))
+			return err
+		},
+		"read tree": func(ctx context.Context, g arenero.Guest) error {
+			_, err := g.ReadTree(ctx, "", "silent")
+			return err
+		},
+		"write tree": func(ctx context.Context, g arenero.Guest) error {
+			_, err := g.WriteTree(ctx, "", "stall", endless{})
 			return err
 		},
 		"watch": func(ctx context.Context, g arenero.Guest) error {

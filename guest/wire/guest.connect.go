@@ -54,6 +54,10 @@ const (
 	GuestReadFileProcedure = "/arenero.guest.v1.Guest/ReadFile"
 	// GuestWriteFileProcedure is the fully-qualified name of the Guest's WriteFile RPC.
 	GuestWriteFileProcedure = "/arenero.guest.v1.Guest/WriteFile"
+	// GuestReadTreeProcedure is the fully-qualified name of the Guest's ReadTree RPC.
+	GuestReadTreeProcedure = "/arenero.guest.v1.Guest/ReadTree"
+	// GuestWriteTreeProcedure is the fully-qualified name of the Guest's WriteTree RPC.
+	GuestWriteTreeProcedure = "/arenero.guest.v1.Guest/WriteTree"
 	// GuestMakeDirProcedure is the fully-qualified name of the Guest's MakeDir RPC.
 	GuestMakeDirProcedure = "/arenero.guest.v1.Guest/MakeDir"
 	// GuestMoveProcedure is the fully-qualified name of the Guest's Move RPC.
@@ -97,6 +101,8 @@ type GuestClient interface {
 	ReadDir(context.Context, *ReadDirRequest) (*connect.ServerStreamForClient[ReadDirResponse], error)
 	ReadFile(context.Context, *ReadFileRequest) (*connect.ServerStreamForClient[ReadFileResponse], error)
 	WriteFile(context.Context) (*connect.ClientStreamForClientSimple[WriteFileRequest, StatResponse], error)
+	ReadTree(context.Context, *ReadTreeRequest) (*connect.ServerStreamForClient[ReadTreeResponse], error)
+	WriteTree(context.Context) (*connect.ClientStreamForClientSimple[WriteTreeRequest, WriteTreeResponse], error)
 	MakeDir(context.Context, *MakeDirRequest) (*MakeDirResponse, error)
 	Move(context.Context, *MoveRequest) (*MoveResponse, error)
 	Remove(context.Context, *RemoveRequest) (*RemoveResponse, error)
@@ -180,6 +186,18 @@ func NewGuestClient(httpClient connect.HTTPClient, baseURL string, opts ...conne
 			httpClient,
 			baseURL+GuestWriteFileProcedure,
 			connect.WithSchema(guestMethods.ByName("WriteFile")),
+			connect.WithClientOptions(opts...),
+		),
+		readTree: connect.NewClient[ReadTreeRequest, ReadTreeResponse](
+			httpClient,
+			baseURL+GuestReadTreeProcedure,
+			connect.WithSchema(guestMethods.ByName("ReadTree")),
+			connect.WithClientOptions(opts...),
+		),
+		writeTree: connect.NewClient[WriteTreeRequest, WriteTreeResponse](
+			httpClient,
+			baseURL+GuestWriteTreeProcedure,
+			connect.WithSchema(guestMethods.ByName("WriteTree")),
 			connect.WithClientOptions(opts...),
 		),
 		makeDir: connect.NewClient[MakeDirRequest, MakeDirResponse](
@@ -280,6 +298,8 @@ type guestClient struct {
 	readDir         *connect.Client[ReadDirRequest, ReadDirResponse]
 	readFile        *connect.Client[ReadFileRequest, ReadFileResponse]
 	writeFile       *connect.Client[WriteFileRequest, StatResponse]
+	readTree        *connect.Client[ReadTreeRequest, ReadTreeResponse]
+	writeTree       *connect.Client[WriteTreeRequest, WriteTreeResponse]
 	makeDir         *connect.Client[MakeDirRequest, MakeDirResponse]
 	move            *connect.Client[MoveRequest, MoveResponse]
 	remove          *connect.Client[RemoveRequest, RemoveResponse]
@@ -359,6 +379,16 @@ func (c *guestClient) ReadFile(ctx context.Context, req *ReadFileRequest) (*conn
 // WriteFile calls arenero.guest.v1.Guest.WriteFile.
 func (c *guestClient) WriteFile(ctx context.Context) (*connect.ClientStreamForClientSimple[WriteFileRequest, StatResponse], error) {
 	return c.writeFile.CallClientStreamSimple(ctx)
+}
+
+// ReadTree calls arenero.guest.v1.Guest.ReadTree.
+func (c *guestClient) ReadTree(ctx context.Context, req *ReadTreeRequest) (*connect.ServerStreamForClient[ReadTreeResponse], error) {
+	return c.readTree.CallServerStream(ctx, connect.NewRequest(req))
+}
+
+// WriteTree calls arenero.guest.v1.Guest.WriteTree.
+func (c *guestClient) WriteTree(ctx context.Context) (*connect.ClientStreamForClientSimple[WriteTreeRequest, WriteTreeResponse], error) {
+	return c.writeTree.CallClientStreamSimple(ctx)
 }
 
 // MakeDir calls arenero.guest.v1.Guest.MakeDir.
@@ -488,6 +518,8 @@ type GuestHandler interface {
 	ReadDir(context.Context, *ReadDirRequest, *connect.ServerStream[ReadDirResponse]) error
 	ReadFile(context.Context, *ReadFileRequest, *connect.ServerStream[ReadFileResponse]) error
 	WriteFile(context.Context, *connect.ClientStream[WriteFileRequest]) (*StatResponse, error)
+	ReadTree(context.Context, *ReadTreeRequest, *connect.ServerStream[ReadTreeResponse]) error
+	WriteTree(context.Context, *connect.ClientStream[WriteTreeRequest]) (*WriteTreeResponse, error)
 	MakeDir(context.Context, *MakeDirRequest) (*MakeDirResponse, error)
 	Move(context.Context, *MoveRequest) (*MoveResponse, error)
 	Remove(context.Context, *RemoveRequest) (*RemoveResponse, error)
@@ -567,6 +599,18 @@ func NewGuestHandler(svc GuestHandler, opts ...connect.HandlerOption) (string, h
 		GuestWriteFileProcedure,
 		svc.WriteFile,
 		connect.WithSchema(guestMethods.ByName("WriteFile")),
+		connect.WithHandlerOptions(opts...),
+	)
+	guestReadTreeHandler := connect.NewServerStreamHandlerSimple(
+		GuestReadTreeProcedure,
+		svc.ReadTree,
+		connect.WithSchema(guestMethods.ByName("ReadTree")),
+		connect.WithHandlerOptions(opts...),
+	)
+	guestWriteTreeHandler := connect.NewClientStreamHandlerSimple(
+		GuestWriteTreeProcedure,
+		svc.WriteTree,
+		connect.WithSchema(guestMethods.ByName("WriteTree")),
 		connect.WithHandlerOptions(opts...),
 	)
 	guestMakeDirHandler := connect.NewUnaryHandlerSimple(
@@ -673,6 +717,10 @@ func NewGuestHandler(svc GuestHandler, opts ...connect.HandlerOption) (string, h
 			guestReadFileHandler.ServeHTTP(w, r)
 		case GuestWriteFileProcedure:
 			guestWriteFileHandler.ServeHTTP(w, r)
+		case GuestReadTreeProcedure:
+			guestReadTreeHandler.ServeHTTP(w, r)
+		case GuestWriteTreeProcedure:
+			guestWriteTreeHandler.ServeHTTP(w, r)
 		case GuestMakeDirProcedure:
 			guestMakeDirHandler.ServeHTTP(w, r)
 		case GuestMoveProcedure:
@@ -744,6 +792,14 @@ func (UnimplementedGuestHandler) ReadFile(context.Context, *ReadFileRequest, *co
 
 func (UnimplementedGuestHandler) WriteFile(context.Context, *connect.ClientStream[WriteFileRequest]) (*StatResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("arenero.guest.v1.Guest.WriteFile is not implemented"))
+}
+
+func (UnimplementedGuestHandler) ReadTree(context.Context, *ReadTreeRequest, *connect.ServerStream[ReadTreeResponse]) error {
+	return connect.NewError(connect.CodeUnimplemented, errors.New("arenero.guest.v1.Guest.ReadTree is not implemented"))
+}
+
+func (UnimplementedGuestHandler) WriteTree(context.Context, *connect.ClientStream[WriteTreeRequest]) (*WriteTreeResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("arenero.guest.v1.Guest.WriteTree is not implemented"))
 }
 
 func (UnimplementedGuestHandler) MakeDir(context.Context, *MakeDirRequest) (*MakeDirResponse, error) {

@@ -1883,6 +1883,267 @@ func (x *WriteFileStart) GetMode() uint32 {
 	return 0
 }
 
+type ReadTreeRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	User          string                 `protobuf:"bytes,1,opt,name=user,proto3" json:"user,omitempty"`
+	Path          []byte                 `protobuf:"bytes,2,opt,name=path,proto3" json:"path,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReadTreeRequest) Reset() {
+	*x = ReadTreeRequest{}
+	mi := &file_guest_proto_msgTypes[29]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReadTreeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReadTreeRequest) ProtoMessage() {}
+
+func (x *ReadTreeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_guest_proto_msgTypes[29]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReadTreeRequest.ProtoReflect.Descriptor instead.
+func (*ReadTreeRequest) Descriptor() ([]byte, []int) {
+	return file_guest_proto_rawDescGZIP(), []int{29}
+}
+
+func (x *ReadTreeRequest) GetUser() string {
+	if x != nil {
+		return x.User
+	}
+	return ""
+}
+
+func (x *ReadTreeRequest) GetPath() []byte {
+	if x != nil {
+		return x.Path
+	}
+	return nil
+}
+
+// The first response is empty and says that the folder is open.
+type ReadTreeResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Data          []byte                 `protobuf:"bytes,1,opt,name=data,proto3" json:"data,omitempty"` // of a tar archive
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReadTreeResponse) Reset() {
+	*x = ReadTreeResponse{}
+	mi := &file_guest_proto_msgTypes[30]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReadTreeResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReadTreeResponse) ProtoMessage() {}
+
+func (x *ReadTreeResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_guest_proto_msgTypes[30]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReadTreeResponse.ProtoReflect.Descriptor instead.
+func (*ReadTreeResponse) Descriptor() ([]byte, []int) {
+	return file_guest_proto_rawDescGZIP(), []int{30}
+}
+
+func (x *ReadTreeResponse) GetData() []byte {
+	if x != nil {
+		return x.Data
+	}
+	return nil
+}
+
+type WriteTreeRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Start         *WriteTreeStart        `protobuf:"bytes,1,opt,name=start,proto3" json:"start,omitempty"` // in the first message only
+	Data          []byte                 `protobuf:"bytes,2,opt,name=data,proto3" json:"data,omitempty"`   // of a tar archive
+	Done          bool                   `protobuf:"varint,3,opt,name=done,proto3" json:"done,omitempty"`  // in the last message: without it the archive was cut
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WriteTreeRequest) Reset() {
+	*x = WriteTreeRequest{}
+	mi := &file_guest_proto_msgTypes[31]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WriteTreeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WriteTreeRequest) ProtoMessage() {}
+
+func (x *WriteTreeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_guest_proto_msgTypes[31]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WriteTreeRequest.ProtoReflect.Descriptor instead.
+func (*WriteTreeRequest) Descriptor() ([]byte, []int) {
+	return file_guest_proto_rawDescGZIP(), []int{31}
+}
+
+func (x *WriteTreeRequest) GetStart() *WriteTreeStart {
+	if x != nil {
+		return x.Start
+	}
+	return nil
+}
+
+func (x *WriteTreeRequest) GetData() []byte {
+	if x != nil {
+		return x.Data
+	}
+	return nil
+}
+
+func (x *WriteTreeRequest) GetDone() bool {
+	if x != nil {
+		return x.Done
+	}
+	return false
+}
+
+type WriteTreeStart struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	User          string                 `protobuf:"bytes,1,opt,name=user,proto3" json:"user,omitempty"`
+	Path          []byte                 `protobuf:"bytes,2,opt,name=path,proto3" json:"path,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WriteTreeStart) Reset() {
+	*x = WriteTreeStart{}
+	mi := &file_guest_proto_msgTypes[32]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WriteTreeStart) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WriteTreeStart) ProtoMessage() {}
+
+func (x *WriteTreeStart) ProtoReflect() protoreflect.Message {
+	mi := &file_guest_proto_msgTypes[32]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WriteTreeStart.ProtoReflect.Descriptor instead.
+func (*WriteTreeStart) Descriptor() ([]byte, []int) {
+	return file_guest_proto_rawDescGZIP(), []int{32}
+}
+
+func (x *WriteTreeStart) GetUser() string {
+	if x != nil {
+		return x.User
+	}
+	return ""
+}
+
+func (x *WriteTreeStart) GetPath() []byte {
+	if x != nil {
+		return x.Path
+	}
+	return nil
+}
+
+type WriteTreeResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Files         int64                  `protobuf:"varint,1,opt,name=files,proto3" json:"files,omitempty"`
+	Bytes         int64                  `protobuf:"varint,2,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *WriteTreeResponse) Reset() {
+	*x = WriteTreeResponse{}
+	mi := &file_guest_proto_msgTypes[33]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *WriteTreeResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*WriteTreeResponse) ProtoMessage() {}
+
+func (x *WriteTreeResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_guest_proto_msgTypes[33]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use WriteTreeResponse.ProtoReflect.Descriptor instead.
+func (*WriteTreeResponse) Descriptor() ([]byte, []int) {
+	return file_guest_proto_rawDescGZIP(), []int{33}
+}
+
+func (x *WriteTreeResponse) GetFiles() int64 {
+	if x != nil {
+		return x.Files
+	}
+	return 0
+}
+
+func (x *WriteTreeResponse) GetBytes() int64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
 type MakeDirRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	User          string                 `protobuf:"bytes,1,opt,name=user,proto3" json:"user,omitempty"`
@@ -1894,7 +2155,7 @@ type MakeDirRequest struct {
 
 func (x *MakeDirRequest) Reset() {
 	*x = MakeDirRequest{}
-	mi := &file_guest_proto_msgTypes[29]
+	mi := &file_guest_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1906,7 +2167,7 @@ func (x *MakeDirRequest) String() string {
 func (*MakeDirRequest) ProtoMessage() {}
 
 func (x *MakeDirRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_proto_msgTypes[29]
+	mi := &file_guest_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1919,7 +2180,7 @@ func (x *MakeDirRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MakeDirRequest.ProtoReflect.Descriptor instead.
 func (*MakeDirRequest) Descriptor() ([]byte, []int) {
-	return file_guest_proto_rawDescGZIP(), []int{29}
+	return file_guest_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *MakeDirRequest) GetUser() string {
@@ -1951,7 +2212,7 @@ type MakeDirResponse struct {
 
 func (x *MakeDirResponse) Reset() {
 	*x = MakeDirResponse{}
-	mi := &file_guest_proto_msgTypes[30]
+	mi := &file_guest_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1963,7 +2224,7 @@ func (x *MakeDirResponse) String() string {
 func (*MakeDirResponse) ProtoMessage() {}
 
 func (x *MakeDirResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_proto_msgTypes[30]
+	mi := &file_guest_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1976,7 +2237,7 @@ func (x *MakeDirResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MakeDirResponse.ProtoReflect.Descriptor instead.
 func (*MakeDirResponse) Descriptor() ([]byte, []int) {
-	return file_guest_proto_rawDescGZIP(), []int{30}
+	return file_guest_proto_rawDescGZIP(), []int{35}
 }
 
 type MoveRequest struct {
@@ -1990,7 +2251,7 @@ type MoveRequest struct {
 
 func (x *MoveRequest) Reset() {
 	*x = MoveRequest{}
-	mi := &file_guest_proto_msgTypes[31]
+	mi := &file_guest_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2002,7 +2263,7 @@ func (x *MoveRequest) String() string {
 func (*MoveRequest) ProtoMessage() {}
 
 func (x *MoveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_proto_msgTypes[31]
+	mi := &file_guest_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2015,7 +2276,7 @@ func (x *MoveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MoveRequest.ProtoReflect.Descriptor instead.
 func (*MoveRequest) Descriptor() ([]byte, []int) {
-	return file_guest_proto_rawDescGZIP(), []int{31}
+	return file_guest_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *MoveRequest) GetUser() string {
@@ -2047,7 +2308,7 @@ type MoveResponse struct {
 
 func (x *MoveResponse) Reset() {
 	*x = MoveResponse{}
-	mi := &file_guest_proto_msgTypes[32]
+	mi := &file_guest_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2059,7 +2320,7 @@ func (x *MoveResponse) String() string {
 func (*MoveResponse) ProtoMessage() {}
 
 func (x *MoveResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_proto_msgTypes[32]
+	mi := &file_guest_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2072,7 +2333,7 @@ func (x *MoveResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MoveResponse.ProtoReflect.Descriptor instead.
 func (*MoveResponse) Descriptor() ([]byte, []int) {
-	return file_guest_proto_rawDescGZIP(), []int{32}
+	return file_guest_proto_rawDescGZIP(), []int{37}
 }
 
 type RemoveRequest struct {
@@ -2085,7 +2346,7 @@ type RemoveRequest struct {
 
 func (x *RemoveRequest) Reset() {
 	*x = RemoveRequest{}
-	mi := &file_guest_proto_msgTypes[33]
+	mi := &file_guest_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2097,7 +2358,7 @@ func (x *RemoveRequest) String() string {
 func (*RemoveRequest) ProtoMessage() {}
 
 func (x *RemoveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_proto_msgTypes[33]
+	mi := &file_guest_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2110,7 +2371,7 @@ func (x *RemoveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveRequest.ProtoReflect.Descriptor instead.
 func (*RemoveRequest) Descriptor() ([]byte, []int) {
-	return file_guest_proto_rawDescGZIP(), []int{33}
+	return file_guest_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *RemoveRequest) GetUser() string {
@@ -2135,7 +2396,7 @@ type RemoveResponse struct {
 
 func (x *RemoveResponse) Reset() {
 	*x = RemoveResponse{}
-	mi := &file_guest_proto_msgTypes[34]
+	mi := &file_guest_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2147,7 +2408,7 @@ func (x *RemoveResponse) String() string {
 func (*RemoveResponse) ProtoMessage() {}
 
 func (x *RemoveResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_proto_msgTypes[34]
+	mi := &file_guest_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2160,7 +2421,7 @@ func (x *RemoveResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveResponse.ProtoReflect.Descriptor instead.
 func (*RemoveResponse) Descriptor() ([]byte, []int) {
-	return file_guest_proto_rawDescGZIP(), []int{34}
+	return file_guest_proto_rawDescGZIP(), []int{39}
 }
 
 type ChmodRequest struct {
@@ -2174,7 +2435,7 @@ type ChmodRequest struct {
 
 func (x *ChmodRequest) Reset() {
 	*x = ChmodRequest{}
-	mi := &file_guest_proto_msgTypes[35]
+	mi := &file_guest_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2186,7 +2447,7 @@ func (x *ChmodRequest) String() string {
 func (*ChmodRequest) ProtoMessage() {}
 
 func (x *ChmodRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_proto_msgTypes[35]
+	mi := &file_guest_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2199,7 +2460,7 @@ func (x *ChmodRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChmodRequest.ProtoReflect.Descriptor instead.
 func (*ChmodRequest) Descriptor() ([]byte, []int) {
-	return file_guest_proto_rawDescGZIP(), []int{35}
+	return file_guest_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *ChmodRequest) GetUser() string {
@@ -2231,7 +2492,7 @@ type ChmodResponse struct {
 
 func (x *ChmodResponse) Reset() {
 	*x = ChmodResponse{}
-	mi := &file_guest_proto_msgTypes[36]
+	mi := &file_guest_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2243,7 +2504,7 @@ func (x *ChmodResponse) String() string {
 func (*ChmodResponse) ProtoMessage() {}
 
 func (x *ChmodResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_proto_msgTypes[36]
+	mi := &file_guest_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2256,7 +2517,7 @@ func (x *ChmodResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ChmodResponse.ProtoReflect.Descriptor instead.
 func (*ChmodResponse) Descriptor() ([]byte, []int) {
-	return file_guest_proto_rawDescGZIP(), []int{36}
+	return file_guest_proto_rawDescGZIP(), []int{41}
 }
 
 type WatchRequest struct {
@@ -2270,7 +2531,7 @@ type WatchRequest struct {
 
 func (x *WatchRequest) Reset() {
 	*x = WatchRequest{}
-	mi := &file_guest_proto_msgTypes[37]
+	mi := &file_guest_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2282,7 +2543,7 @@ func (x *WatchRequest) String() string {
 func (*WatchRequest) ProtoMessage() {}
 
 func (x *WatchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_proto_msgTypes[37]
+	mi := &file_guest_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2295,7 +2556,7 @@ func (x *WatchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchRequest.ProtoReflect.Descriptor instead.
 func (*WatchRequest) Descriptor() ([]byte, []int) {
-	return file_guest_proto_rawDescGZIP(), []int{37}
+	return file_guest_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *WatchRequest) GetUser() string {
@@ -2331,7 +2592,7 @@ type WatchResponse struct {
 
 func (x *WatchResponse) Reset() {
 	*x = WatchResponse{}
-	mi := &file_guest_proto_msgTypes[38]
+	mi := &file_guest_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2343,7 +2604,7 @@ func (x *WatchResponse) String() string {
 func (*WatchResponse) ProtoMessage() {}
 
 func (x *WatchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_proto_msgTypes[38]
+	mi := &file_guest_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2356,7 +2617,7 @@ func (x *WatchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WatchResponse.ProtoReflect.Descriptor instead.
 func (*WatchResponse) Descriptor() ([]byte, []int) {
-	return file_guest_proto_rawDescGZIP(), []int{38}
+	return file_guest_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *WatchResponse) GetPath() []byte {
@@ -2392,7 +2653,7 @@ type StartKernelRequest struct {
 
 func (x *StartKernelRequest) Reset() {
 	*x = StartKernelRequest{}
-	mi := &file_guest_proto_msgTypes[39]
+	mi := &file_guest_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2404,7 +2665,7 @@ func (x *StartKernelRequest) String() string {
 func (*StartKernelRequest) ProtoMessage() {}
 
 func (x *StartKernelRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_proto_msgTypes[39]
+	mi := &file_guest_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2417,7 +2678,7 @@ func (x *StartKernelRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartKernelRequest.ProtoReflect.Descriptor instead.
 func (*StartKernelRequest) Descriptor() ([]byte, []int) {
-	return file_guest_proto_rawDescGZIP(), []int{39}
+	return file_guest_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *StartKernelRequest) GetName() string {
@@ -2463,7 +2724,7 @@ type KernelInfo struct {
 
 func (x *KernelInfo) Reset() {
 	*x = KernelInfo{}
-	mi := &file_guest_proto_msgTypes[40]
+	mi := &file_guest_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2475,7 +2736,7 @@ func (x *KernelInfo) String() string {
 func (*KernelInfo) ProtoMessage() {}
 
 func (x *KernelInfo) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_proto_msgTypes[40]
+	mi := &file_guest_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2488,7 +2749,7 @@ func (x *KernelInfo) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KernelInfo.ProtoReflect.Descriptor instead.
 func (*KernelInfo) Descriptor() ([]byte, []int) {
-	return file_guest_proto_rawDescGZIP(), []int{40}
+	return file_guest_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *KernelInfo) GetName() string {
@@ -2548,7 +2809,7 @@ type ListKernelsRequest struct {
 
 func (x *ListKernelsRequest) Reset() {
 	*x = ListKernelsRequest{}
-	mi := &file_guest_proto_msgTypes[41]
+	mi := &file_guest_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2560,7 +2821,7 @@ func (x *ListKernelsRequest) String() string {
 func (*ListKernelsRequest) ProtoMessage() {}
 
 func (x *ListKernelsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_proto_msgTypes[41]
+	mi := &file_guest_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2573,7 +2834,7 @@ func (x *ListKernelsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListKernelsRequest.ProtoReflect.Descriptor instead.
 func (*ListKernelsRequest) Descriptor() ([]byte, []int) {
-	return file_guest_proto_rawDescGZIP(), []int{41}
+	return file_guest_proto_rawDescGZIP(), []int{46}
 }
 
 type ListKernelsResponse struct {
@@ -2585,7 +2846,7 @@ type ListKernelsResponse struct {
 
 func (x *ListKernelsResponse) Reset() {
 	*x = ListKernelsResponse{}
-	mi := &file_guest_proto_msgTypes[42]
+	mi := &file_guest_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2597,7 +2858,7 @@ func (x *ListKernelsResponse) String() string {
 func (*ListKernelsResponse) ProtoMessage() {}
 
 func (x *ListKernelsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_proto_msgTypes[42]
+	mi := &file_guest_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2610,7 +2871,7 @@ func (x *ListKernelsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListKernelsResponse.ProtoReflect.Descriptor instead.
 func (*ListKernelsResponse) Descriptor() ([]byte, []int) {
-	return file_guest_proto_rawDescGZIP(), []int{42}
+	return file_guest_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *ListKernelsResponse) GetKernels() []*KernelInfo {
@@ -2629,7 +2890,7 @@ type KernelName struct {
 
 func (x *KernelName) Reset() {
 	*x = KernelName{}
-	mi := &file_guest_proto_msgTypes[43]
+	mi := &file_guest_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2641,7 +2902,7 @@ func (x *KernelName) String() string {
 func (*KernelName) ProtoMessage() {}
 
 func (x *KernelName) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_proto_msgTypes[43]
+	mi := &file_guest_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2654,7 +2915,7 @@ func (x *KernelName) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KernelName.ProtoReflect.Descriptor instead.
 func (*KernelName) Descriptor() ([]byte, []int) {
-	return file_guest_proto_rawDescGZIP(), []int{43}
+	return file_guest_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *KernelName) GetName() string {
@@ -2672,7 +2933,7 @@ type KernelDone struct {
 
 func (x *KernelDone) Reset() {
 	*x = KernelDone{}
-	mi := &file_guest_proto_msgTypes[44]
+	mi := &file_guest_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2684,7 +2945,7 @@ func (x *KernelDone) String() string {
 func (*KernelDone) ProtoMessage() {}
 
 func (x *KernelDone) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_proto_msgTypes[44]
+	mi := &file_guest_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2697,7 +2958,7 @@ func (x *KernelDone) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KernelDone.ProtoReflect.Descriptor instead.
 func (*KernelDone) Descriptor() ([]byte, []int) {
-	return file_guest_proto_rawDescGZIP(), []int{44}
+	return file_guest_proto_rawDescGZIP(), []int{49}
 }
 
 type ExecuteInput struct {
@@ -2713,7 +2974,7 @@ type ExecuteInput struct {
 
 func (x *ExecuteInput) Reset() {
 	*x = ExecuteInput{}
-	mi := &file_guest_proto_msgTypes[45]
+	mi := &file_guest_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2725,7 +2986,7 @@ func (x *ExecuteInput) String() string {
 func (*ExecuteInput) ProtoMessage() {}
 
 func (x *ExecuteInput) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_proto_msgTypes[45]
+	mi := &file_guest_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2738,7 +2999,7 @@ func (x *ExecuteInput) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecuteInput.ProtoReflect.Descriptor instead.
 func (*ExecuteInput) Descriptor() ([]byte, []int) {
-	return file_guest_proto_rawDescGZIP(), []int{45}
+	return file_guest_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *ExecuteInput) GetInput() isExecuteInput_Input {
@@ -2797,7 +3058,7 @@ type ExecuteStart struct {
 
 func (x *ExecuteStart) Reset() {
 	*x = ExecuteStart{}
-	mi := &file_guest_proto_msgTypes[46]
+	mi := &file_guest_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2809,7 +3070,7 @@ func (x *ExecuteStart) String() string {
 func (*ExecuteStart) ProtoMessage() {}
 
 func (x *ExecuteStart) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_proto_msgTypes[46]
+	mi := &file_guest_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2822,7 +3083,7 @@ func (x *ExecuteStart) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecuteStart.ProtoReflect.Descriptor instead.
 func (*ExecuteStart) Descriptor() ([]byte, []int) {
-	return file_guest_proto_rawDescGZIP(), []int{46}
+	return file_guest_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *ExecuteStart) GetKernel() string {
@@ -2885,7 +3146,7 @@ type Script struct {
 
 func (x *Script) Reset() {
 	*x = Script{}
-	mi := &file_guest_proto_msgTypes[47]
+	mi := &file_guest_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2897,7 +3158,7 @@ func (x *Script) String() string {
 func (*Script) ProtoMessage() {}
 
 func (x *Script) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_proto_msgTypes[47]
+	mi := &file_guest_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2910,7 +3171,7 @@ func (x *Script) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Script.ProtoReflect.Descriptor instead.
 func (*Script) Descriptor() ([]byte, []int) {
-	return file_guest_proto_rawDescGZIP(), []int{47}
+	return file_guest_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *Script) GetFile() string {
@@ -2953,7 +3214,7 @@ type ExecuteOutput struct {
 
 func (x *ExecuteOutput) Reset() {
 	*x = ExecuteOutput{}
-	mi := &file_guest_proto_msgTypes[48]
+	mi := &file_guest_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2965,7 +3226,7 @@ func (x *ExecuteOutput) String() string {
 func (*ExecuteOutput) ProtoMessage() {}
 
 func (x *ExecuteOutput) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_proto_msgTypes[48]
+	mi := &file_guest_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2978,7 +3239,7 @@ func (x *ExecuteOutput) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecuteOutput.ProtoReflect.Descriptor instead.
 func (*ExecuteOutput) Descriptor() ([]byte, []int) {
-	return file_guest_proto_rawDescGZIP(), []int{48}
+	return file_guest_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *ExecuteOutput) GetOutput() isExecuteOutput_Output {
@@ -3124,7 +3385,7 @@ type Display struct {
 
 func (x *Display) Reset() {
 	*x = Display{}
-	mi := &file_guest_proto_msgTypes[49]
+	mi := &file_guest_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3136,7 +3397,7 @@ func (x *Display) String() string {
 func (*Display) ProtoMessage() {}
 
 func (x *Display) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_proto_msgTypes[49]
+	mi := &file_guest_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3149,7 +3410,7 @@ func (x *Display) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Display.ProtoReflect.Descriptor instead.
 func (*Display) Descriptor() ([]byte, []int) {
-	return file_guest_proto_rawDescGZIP(), []int{49}
+	return file_guest_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *Display) GetMime() map[string]string {
@@ -3189,7 +3450,7 @@ type ClearOutput struct {
 
 func (x *ClearOutput) Reset() {
 	*x = ClearOutput{}
-	mi := &file_guest_proto_msgTypes[50]
+	mi := &file_guest_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3201,7 +3462,7 @@ func (x *ClearOutput) String() string {
 func (*ClearOutput) ProtoMessage() {}
 
 func (x *ClearOutput) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_proto_msgTypes[50]
+	mi := &file_guest_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3214,7 +3475,7 @@ func (x *ClearOutput) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClearOutput.ProtoReflect.Descriptor instead.
 func (*ClearOutput) Descriptor() ([]byte, []int) {
-	return file_guest_proto_rawDescGZIP(), []int{50}
+	return file_guest_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *ClearOutput) GetWait() bool {
@@ -3234,7 +3495,7 @@ type InputRequest struct {
 
 func (x *InputRequest) Reset() {
 	*x = InputRequest{}
-	mi := &file_guest_proto_msgTypes[51]
+	mi := &file_guest_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3246,7 +3507,7 @@ func (x *InputRequest) String() string {
 func (*InputRequest) ProtoMessage() {}
 
 func (x *InputRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_proto_msgTypes[51]
+	mi := &file_guest_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3259,7 +3520,7 @@ func (x *InputRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InputRequest.ProtoReflect.Descriptor instead.
 func (*InputRequest) Descriptor() ([]byte, []int) {
-	return file_guest_proto_rawDescGZIP(), []int{51}
+	return file_guest_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *InputRequest) GetPrompt() string {
@@ -3287,7 +3548,7 @@ type RunError struct {
 
 func (x *RunError) Reset() {
 	*x = RunError{}
-	mi := &file_guest_proto_msgTypes[52]
+	mi := &file_guest_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3299,7 +3560,7 @@ func (x *RunError) String() string {
 func (*RunError) ProtoMessage() {}
 
 func (x *RunError) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_proto_msgTypes[52]
+	mi := &file_guest_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3312,7 +3573,7 @@ func (x *RunError) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RunError.ProtoReflect.Descriptor instead.
 func (*RunError) Descriptor() ([]byte, []int) {
-	return file_guest_proto_rawDescGZIP(), []int{52}
+	return file_guest_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *RunError) GetName() string {
@@ -3349,7 +3610,7 @@ type KernelEnd struct {
 
 func (x *KernelEnd) Reset() {
 	*x = KernelEnd{}
-	mi := &file_guest_proto_msgTypes[53]
+	mi := &file_guest_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3361,7 +3622,7 @@ func (x *KernelEnd) String() string {
 func (*KernelEnd) ProtoMessage() {}
 
 func (x *KernelEnd) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_proto_msgTypes[53]
+	mi := &file_guest_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3374,7 +3635,7 @@ func (x *KernelEnd) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KernelEnd.ProtoReflect.Descriptor instead.
 func (*KernelEnd) Descriptor() ([]byte, []int) {
-	return file_guest_proto_rawDescGZIP(), []int{53}
+	return file_guest_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *KernelEnd) GetReason() string {
@@ -3423,7 +3684,7 @@ type CompleteRequest struct {
 
 func (x *CompleteRequest) Reset() {
 	*x = CompleteRequest{}
-	mi := &file_guest_proto_msgTypes[54]
+	mi := &file_guest_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3435,7 +3696,7 @@ func (x *CompleteRequest) String() string {
 func (*CompleteRequest) ProtoMessage() {}
 
 func (x *CompleteRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_proto_msgTypes[54]
+	mi := &file_guest_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3448,7 +3709,7 @@ func (x *CompleteRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CompleteRequest.ProtoReflect.Descriptor instead.
 func (*CompleteRequest) Descriptor() ([]byte, []int) {
-	return file_guest_proto_rawDescGZIP(), []int{54}
+	return file_guest_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *CompleteRequest) GetKernel() string {
@@ -3483,7 +3744,7 @@ type CompleteResponse struct {
 
 func (x *CompleteResponse) Reset() {
 	*x = CompleteResponse{}
-	mi := &file_guest_proto_msgTypes[55]
+	mi := &file_guest_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3495,7 +3756,7 @@ func (x *CompleteResponse) String() string {
 func (*CompleteResponse) ProtoMessage() {}
 
 func (x *CompleteResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_proto_msgTypes[55]
+	mi := &file_guest_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3508,7 +3769,7 @@ func (x *CompleteResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CompleteResponse.ProtoReflect.Descriptor instead.
 func (*CompleteResponse) Descriptor() ([]byte, []int) {
-	return file_guest_proto_rawDescGZIP(), []int{55}
+	return file_guest_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *CompleteResponse) GetMatches() []string {
@@ -3543,7 +3804,7 @@ type InspectRequest struct {
 
 func (x *InspectRequest) Reset() {
 	*x = InspectRequest{}
-	mi := &file_guest_proto_msgTypes[56]
+	mi := &file_guest_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3555,7 +3816,7 @@ func (x *InspectRequest) String() string {
 func (*InspectRequest) ProtoMessage() {}
 
 func (x *InspectRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_proto_msgTypes[56]
+	mi := &file_guest_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3568,7 +3829,7 @@ func (x *InspectRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectRequest.ProtoReflect.Descriptor instead.
 func (*InspectRequest) Descriptor() ([]byte, []int) {
-	return file_guest_proto_rawDescGZIP(), []int{56}
+	return file_guest_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *InspectRequest) GetKernel() string {
@@ -3601,7 +3862,7 @@ type InspectResponse struct {
 
 func (x *InspectResponse) Reset() {
 	*x = InspectResponse{}
-	mi := &file_guest_proto_msgTypes[57]
+	mi := &file_guest_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3613,7 +3874,7 @@ func (x *InspectResponse) String() string {
 func (*InspectResponse) ProtoMessage() {}
 
 func (x *InspectResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_proto_msgTypes[57]
+	mi := &file_guest_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3626,7 +3887,7 @@ func (x *InspectResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InspectResponse.ProtoReflect.Descriptor instead.
 func (*InspectResponse) Descriptor() ([]byte, []int) {
-	return file_guest_proto_rawDescGZIP(), []int{57}
+	return file_guest_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *InspectResponse) GetMime() map[string]string {
@@ -3646,7 +3907,7 @@ type DialInput struct {
 
 func (x *DialInput) Reset() {
 	*x = DialInput{}
-	mi := &file_guest_proto_msgTypes[58]
+	mi := &file_guest_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3658,7 +3919,7 @@ func (x *DialInput) String() string {
 func (*DialInput) ProtoMessage() {}
 
 func (x *DialInput) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_proto_msgTypes[58]
+	mi := &file_guest_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3671,7 +3932,7 @@ func (x *DialInput) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DialInput.ProtoReflect.Descriptor instead.
 func (*DialInput) Descriptor() ([]byte, []int) {
-	return file_guest_proto_rawDescGZIP(), []int{58}
+	return file_guest_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *DialInput) GetPort() int32 {
@@ -3697,7 +3958,7 @@ type DialOutput struct {
 
 func (x *DialOutput) Reset() {
 	*x = DialOutput{}
-	mi := &file_guest_proto_msgTypes[59]
+	mi := &file_guest_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3709,7 +3970,7 @@ func (x *DialOutput) String() string {
 func (*DialOutput) ProtoMessage() {}
 
 func (x *DialOutput) ProtoReflect() protoreflect.Message {
-	mi := &file_guest_proto_msgTypes[59]
+	mi := &file_guest_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3722,7 +3983,7 @@ func (x *DialOutput) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DialOutput.ProtoReflect.Descriptor instead.
 func (*DialOutput) Descriptor() ([]byte, []int) {
-	return file_guest_proto_rawDescGZIP(), []int{59}
+	return file_guest_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *DialOutput) GetData() []byte {
@@ -3870,7 +4131,22 @@ const file_guest_proto_rawDesc = "" +
 	"\x0eWriteFileStart\x12\x12\n" +
 	"\x04user\x18\x01 \x01(\tR\x04user\x12\x12\n" +
 	"\x04path\x18\x02 \x01(\fR\x04path\x12\x12\n" +
-	"\x04mode\x18\x03 \x01(\rR\x04mode\"L\n" +
+	"\x04mode\x18\x03 \x01(\rR\x04mode\"9\n" +
+	"\x0fReadTreeRequest\x12\x12\n" +
+	"\x04user\x18\x01 \x01(\tR\x04user\x12\x12\n" +
+	"\x04path\x18\x02 \x01(\fR\x04path\"&\n" +
+	"\x10ReadTreeResponse\x12\x12\n" +
+	"\x04data\x18\x01 \x01(\fR\x04data\"r\n" +
+	"\x10WriteTreeRequest\x126\n" +
+	"\x05start\x18\x01 \x01(\v2 .arenero.guest.v1.WriteTreeStartR\x05start\x12\x12\n" +
+	"\x04data\x18\x02 \x01(\fR\x04data\x12\x12\n" +
+	"\x04done\x18\x03 \x01(\bR\x04done\"8\n" +
+	"\x0eWriteTreeStart\x12\x12\n" +
+	"\x04user\x18\x01 \x01(\tR\x04user\x12\x12\n" +
+	"\x04path\x18\x02 \x01(\fR\x04path\"?\n" +
+	"\x11WriteTreeResponse\x12\x14\n" +
+	"\x05files\x18\x01 \x01(\x03R\x05files\x12\x14\n" +
+	"\x05bytes\x18\x02 \x01(\x03R\x05bytes\"L\n" +
 	"\x0eMakeDirRequest\x12\x12\n" +
 	"\x04user\x18\x01 \x01(\tR\x04user\x12\x12\n" +
 	"\x04path\x18\x02 \x01(\fR\x04path\x12\x12\n" +
@@ -4001,7 +4277,7 @@ const file_guest_proto_rawDesc = "" +
 	"\x04data\x18\x02 \x01(\fR\x04data\" \n" +
 	"\n" +
 	"DialOutput\x12\x12\n" +
-	"\x04data\x18\x01 \x01(\fR\x04data2\xa1\x0e\n" +
+	"\x04data\x18\x01 \x01(\fR\x04data2\xce\x0f\n" +
 	"\x05Guest\x12H\n" +
 	"\x05Hello\x12\x1e.arenero.guest.v1.HelloRequest\x1a\x1f.arenero.guest.v1.HelloResponse\x12E\n" +
 	"\x04Wake\x12\x1d.arenero.guest.v1.WakeRequest\x1a\x1e.arenero.guest.v1.WakeResponse\x12N\n" +
@@ -4011,7 +4287,9 @@ const file_guest_proto_rawDesc = "" +
 	"\x04Stat\x12\x1d.arenero.guest.v1.StatRequest\x1a\x1e.arenero.guest.v1.StatResponse\x12P\n" +
 	"\aReadDir\x12 .arenero.guest.v1.ReadDirRequest\x1a!.arenero.guest.v1.ReadDirResponse0\x01\x12S\n" +
 	"\bReadFile\x12!.arenero.guest.v1.ReadFileRequest\x1a\".arenero.guest.v1.ReadFileResponse0\x01\x12Q\n" +
-	"\tWriteFile\x12\".arenero.guest.v1.WriteFileRequest\x1a\x1e.arenero.guest.v1.StatResponse(\x01\x12N\n" +
+	"\tWriteFile\x12\".arenero.guest.v1.WriteFileRequest\x1a\x1e.arenero.guest.v1.StatResponse(\x01\x12S\n" +
+	"\bReadTree\x12!.arenero.guest.v1.ReadTreeRequest\x1a\".arenero.guest.v1.ReadTreeResponse0\x01\x12V\n" +
+	"\tWriteTree\x12\".arenero.guest.v1.WriteTreeRequest\x1a#.arenero.guest.v1.WriteTreeResponse(\x01\x12N\n" +
 	"\aMakeDir\x12 .arenero.guest.v1.MakeDirRequest\x1a!.arenero.guest.v1.MakeDirResponse\x12E\n" +
 	"\x04Move\x12\x1d.arenero.guest.v1.MoveRequest\x1a\x1e.arenero.guest.v1.MoveResponse\x12K\n" +
 	"\x06Remove\x12\x1f.arenero.guest.v1.RemoveRequest\x1a .arenero.guest.v1.RemoveResponse\x12H\n" +
@@ -4040,7 +4318,7 @@ func file_guest_proto_rawDescGZIP() []byte {
 	return file_guest_proto_rawDescData
 }
 
-var file_guest_proto_msgTypes = make([]protoimpl.MessageInfo, 66)
+var file_guest_proto_msgTypes = make([]protoimpl.MessageInfo, 71)
 var file_guest_proto_goTypes = []any{
 	(*HelloRequest)(nil),          // 0: arenero.guest.v1.HelloRequest
 	(*HelloResponse)(nil),         // 1: arenero.guest.v1.HelloResponse
@@ -4071,54 +4349,59 @@ var file_guest_proto_goTypes = []any{
 	(*ReadFileResponse)(nil),      // 26: arenero.guest.v1.ReadFileResponse
 	(*WriteFileRequest)(nil),      // 27: arenero.guest.v1.WriteFileRequest
 	(*WriteFileStart)(nil),        // 28: arenero.guest.v1.WriteFileStart
-	(*MakeDirRequest)(nil),        // 29: arenero.guest.v1.MakeDirRequest
-	(*MakeDirResponse)(nil),       // 30: arenero.guest.v1.MakeDirResponse
-	(*MoveRequest)(nil),           // 31: arenero.guest.v1.MoveRequest
-	(*MoveResponse)(nil),          // 32: arenero.guest.v1.MoveResponse
-	(*RemoveRequest)(nil),         // 33: arenero.guest.v1.RemoveRequest
-	(*RemoveResponse)(nil),        // 34: arenero.guest.v1.RemoveResponse
-	(*ChmodRequest)(nil),          // 35: arenero.guest.v1.ChmodRequest
-	(*ChmodResponse)(nil),         // 36: arenero.guest.v1.ChmodResponse
-	(*WatchRequest)(nil),          // 37: arenero.guest.v1.WatchRequest
-	(*WatchResponse)(nil),         // 38: arenero.guest.v1.WatchResponse
-	(*StartKernelRequest)(nil),    // 39: arenero.guest.v1.StartKernelRequest
-	(*KernelInfo)(nil),            // 40: arenero.guest.v1.KernelInfo
-	(*ListKernelsRequest)(nil),    // 41: arenero.guest.v1.ListKernelsRequest
-	(*ListKernelsResponse)(nil),   // 42: arenero.guest.v1.ListKernelsResponse
-	(*KernelName)(nil),            // 43: arenero.guest.v1.KernelName
-	(*KernelDone)(nil),            // 44: arenero.guest.v1.KernelDone
-	(*ExecuteInput)(nil),          // 45: arenero.guest.v1.ExecuteInput
-	(*ExecuteStart)(nil),          // 46: arenero.guest.v1.ExecuteStart
-	(*Script)(nil),                // 47: arenero.guest.v1.Script
-	(*ExecuteOutput)(nil),         // 48: arenero.guest.v1.ExecuteOutput
-	(*Display)(nil),               // 49: arenero.guest.v1.Display
-	(*ClearOutput)(nil),           // 50: arenero.guest.v1.ClearOutput
-	(*InputRequest)(nil),          // 51: arenero.guest.v1.InputRequest
-	(*RunError)(nil),              // 52: arenero.guest.v1.RunError
-	(*KernelEnd)(nil),             // 53: arenero.guest.v1.KernelEnd
-	(*CompleteRequest)(nil),       // 54: arenero.guest.v1.CompleteRequest
-	(*CompleteResponse)(nil),      // 55: arenero.guest.v1.CompleteResponse
-	(*InspectRequest)(nil),        // 56: arenero.guest.v1.InspectRequest
-	(*InspectResponse)(nil),       // 57: arenero.guest.v1.InspectResponse
-	(*DialInput)(nil),             // 58: arenero.guest.v1.DialInput
-	(*DialOutput)(nil),            // 59: arenero.guest.v1.DialOutput
-	nil,                           // 60: arenero.guest.v1.WakeRequest.EnvEntry
-	nil,                           // 61: arenero.guest.v1.ProcessStart.EnvEntry
-	nil,                           // 62: arenero.guest.v1.StartKernelRequest.EnvEntry
-	nil,                           // 63: arenero.guest.v1.ExecuteStart.EnvEntry
-	nil,                           // 64: arenero.guest.v1.Display.MimeEntry
-	nil,                           // 65: arenero.guest.v1.InspectResponse.MimeEntry
+	(*ReadTreeRequest)(nil),       // 29: arenero.guest.v1.ReadTreeRequest
+	(*ReadTreeResponse)(nil),      // 30: arenero.guest.v1.ReadTreeResponse
+	(*WriteTreeRequest)(nil),      // 31: arenero.guest.v1.WriteTreeRequest
+	(*WriteTreeStart)(nil),        // 32: arenero.guest.v1.WriteTreeStart
+	(*WriteTreeResponse)(nil),     // 33: arenero.guest.v1.WriteTreeResponse
+	(*MakeDirRequest)(nil),        // 34: arenero.guest.v1.MakeDirRequest
+	(*MakeDirResponse)(nil),       // 35: arenero.guest.v1.MakeDirResponse
+	(*MoveRequest)(nil),           // 36: arenero.guest.v1.MoveRequest
+	(*MoveResponse)(nil),          // 37: arenero.guest.v1.MoveResponse
+	(*RemoveRequest)(nil),         // 38: arenero.guest.v1.RemoveRequest
+	(*RemoveResponse)(nil),        // 39: arenero.guest.v1.RemoveResponse
+	(*ChmodRequest)(nil),          // 40: arenero.guest.v1.ChmodRequest
+	(*ChmodResponse)(nil),         // 41: arenero.guest.v1.ChmodResponse
+	(*WatchRequest)(nil),          // 42: arenero.guest.v1.WatchRequest
+	(*WatchResponse)(nil),         // 43: arenero.guest.v1.WatchResponse
+	(*StartKernelRequest)(nil),    // 44: arenero.guest.v1.StartKernelRequest
+	(*KernelInfo)(nil),            // 45: arenero.guest.v1.KernelInfo
+	(*ListKernelsRequest)(nil),    // 46: arenero.guest.v1.ListKernelsRequest
+	(*ListKernelsResponse)(nil),   // 47: arenero.guest.v1.ListKernelsResponse
+	(*KernelName)(nil),            // 48: arenero.guest.v1.KernelName
+	(*KernelDone)(nil),            // 49: arenero.guest.v1.KernelDone
+	(*ExecuteInput)(nil),          // 50: arenero.guest.v1.ExecuteInput
+	(*ExecuteStart)(nil),          // 51: arenero.guest.v1.ExecuteStart
+	(*Script)(nil),                // 52: arenero.guest.v1.Script
+	(*ExecuteOutput)(nil),         // 53: arenero.guest.v1.ExecuteOutput
+	(*Display)(nil),               // 54: arenero.guest.v1.Display
+	(*ClearOutput)(nil),           // 55: arenero.guest.v1.ClearOutput
+	(*InputRequest)(nil),          // 56: arenero.guest.v1.InputRequest
+	(*RunError)(nil),              // 57: arenero.guest.v1.RunError
+	(*KernelEnd)(nil),             // 58: arenero.guest.v1.KernelEnd
+	(*CompleteRequest)(nil),       // 59: arenero.guest.v1.CompleteRequest
+	(*CompleteResponse)(nil),      // 60: arenero.guest.v1.CompleteResponse
+	(*InspectRequest)(nil),        // 61: arenero.guest.v1.InspectRequest
+	(*InspectResponse)(nil),       // 62: arenero.guest.v1.InspectResponse
+	(*DialInput)(nil),             // 63: arenero.guest.v1.DialInput
+	(*DialOutput)(nil),            // 64: arenero.guest.v1.DialOutput
+	nil,                           // 65: arenero.guest.v1.WakeRequest.EnvEntry
+	nil,                           // 66: arenero.guest.v1.ProcessStart.EnvEntry
+	nil,                           // 67: arenero.guest.v1.StartKernelRequest.EnvEntry
+	nil,                           // 68: arenero.guest.v1.ExecuteStart.EnvEntry
+	nil,                           // 69: arenero.guest.v1.Display.MimeEntry
+	nil,                           // 70: arenero.guest.v1.InspectResponse.MimeEntry
 }
 var file_guest_proto_depIdxs = []int32{
 	2,  // 0: arenero.guest.v1.HelloResponse.specs:type_name -> arenero.guest.v1.KernelSpec
-	60, // 1: arenero.guest.v1.WakeRequest.env:type_name -> arenero.guest.v1.WakeRequest.EnvEntry
+	65, // 1: arenero.guest.v1.WakeRequest.env:type_name -> arenero.guest.v1.WakeRequest.EnvEntry
 	5,  // 2: arenero.guest.v1.WakeRequest.limits:type_name -> arenero.guest.v1.Limits
 	6,  // 3: arenero.guest.v1.WakeRequest.user:type_name -> arenero.guest.v1.User
 	10, // 4: arenero.guest.v1.ProcessInput.start:type_name -> arenero.guest.v1.ProcessStart
 	11, // 5: arenero.guest.v1.ProcessInput.attach:type_name -> arenero.guest.v1.ProcessAttach
 	8,  // 6: arenero.guest.v1.ProcessInput.close_stdin:type_name -> arenero.guest.v1.CloseStdin
 	9,  // 7: arenero.guest.v1.ProcessInput.resize:type_name -> arenero.guest.v1.Window
-	61, // 8: arenero.guest.v1.ProcessStart.env:type_name -> arenero.guest.v1.ProcessStart.EnvEntry
+	66, // 8: arenero.guest.v1.ProcessStart.env:type_name -> arenero.guest.v1.ProcessStart.EnvEntry
 	9,  // 9: arenero.guest.v1.ProcessStart.pty:type_name -> arenero.guest.v1.Window
 	13, // 10: arenero.guest.v1.ProcessOutput.started:type_name -> arenero.guest.v1.ProcessStarted
 	14, // 11: arenero.guest.v1.ProcessOutput.exit:type_name -> arenero.guest.v1.ProcessExit
@@ -4127,70 +4410,75 @@ var file_guest_proto_depIdxs = []int32{
 	22, // 14: arenero.guest.v1.ReadDirResponse.entries:type_name -> arenero.guest.v1.FileInfo
 	22, // 15: arenero.guest.v1.ReadFileResponse.info:type_name -> arenero.guest.v1.FileInfo
 	28, // 16: arenero.guest.v1.WriteFileRequest.start:type_name -> arenero.guest.v1.WriteFileStart
-	62, // 17: arenero.guest.v1.StartKernelRequest.env:type_name -> arenero.guest.v1.StartKernelRequest.EnvEntry
-	40, // 18: arenero.guest.v1.ListKernelsResponse.kernels:type_name -> arenero.guest.v1.KernelInfo
-	46, // 19: arenero.guest.v1.ExecuteInput.start:type_name -> arenero.guest.v1.ExecuteStart
-	63, // 20: arenero.guest.v1.ExecuteStart.env:type_name -> arenero.guest.v1.ExecuteStart.EnvEntry
-	47, // 21: arenero.guest.v1.ExecuteStart.script:type_name -> arenero.guest.v1.Script
-	49, // 22: arenero.guest.v1.ExecuteOutput.display:type_name -> arenero.guest.v1.Display
-	49, // 23: arenero.guest.v1.ExecuteOutput.update:type_name -> arenero.guest.v1.Display
-	50, // 24: arenero.guest.v1.ExecuteOutput.clear:type_name -> arenero.guest.v1.ClearOutput
-	51, // 25: arenero.guest.v1.ExecuteOutput.input:type_name -> arenero.guest.v1.InputRequest
-	52, // 26: arenero.guest.v1.ExecuteOutput.error:type_name -> arenero.guest.v1.RunError
-	53, // 27: arenero.guest.v1.ExecuteOutput.end:type_name -> arenero.guest.v1.KernelEnd
-	64, // 28: arenero.guest.v1.Display.mime:type_name -> arenero.guest.v1.Display.MimeEntry
-	65, // 29: arenero.guest.v1.InspectResponse.mime:type_name -> arenero.guest.v1.InspectResponse.MimeEntry
-	0,  // 30: arenero.guest.v1.Guest.Hello:input_type -> arenero.guest.v1.HelloRequest
-	3,  // 31: arenero.guest.v1.Guest.Wake:input_type -> arenero.guest.v1.WakeRequest
-	7,  // 32: arenero.guest.v1.Guest.Process:input_type -> arenero.guest.v1.ProcessInput
-	15, // 33: arenero.guest.v1.Guest.ListProcesses:input_type -> arenero.guest.v1.ListProcessesRequest
-	18, // 34: arenero.guest.v1.Guest.Signal:input_type -> arenero.guest.v1.SignalRequest
-	20, // 35: arenero.guest.v1.Guest.Stat:input_type -> arenero.guest.v1.StatRequest
-	23, // 36: arenero.guest.v1.Guest.ReadDir:input_type -> arenero.guest.v1.ReadDirRequest
-	25, // 37: arenero.guest.v1.Guest.ReadFile:input_type -> arenero.guest.v1.ReadFileRequest
-	27, // 38: arenero.guest.v1.Guest.WriteFile:input_type -> arenero.guest.v1.WriteFileRequest
-	29, // 39: arenero.guest.v1.Guest.MakeDir:input_type -> arenero.guest.v1.MakeDirRequest
-	31, // 40: arenero.guest.v1.Guest.Move:input_type -> arenero.guest.v1.MoveRequest
-	33, // 41: arenero.guest.v1.Guest.Remove:input_type -> arenero.guest.v1.RemoveRequest
-	35, // 42: arenero.guest.v1.Guest.Chmod:input_type -> arenero.guest.v1.ChmodRequest
-	37, // 43: arenero.guest.v1.Guest.Watch:input_type -> arenero.guest.v1.WatchRequest
-	39, // 44: arenero.guest.v1.Guest.StartKernel:input_type -> arenero.guest.v1.StartKernelRequest
-	41, // 45: arenero.guest.v1.Guest.ListKernels:input_type -> arenero.guest.v1.ListKernelsRequest
-	43, // 46: arenero.guest.v1.Guest.StopKernel:input_type -> arenero.guest.v1.KernelName
-	43, // 47: arenero.guest.v1.Guest.RestartKernel:input_type -> arenero.guest.v1.KernelName
-	43, // 48: arenero.guest.v1.Guest.InterruptKernel:input_type -> arenero.guest.v1.KernelName
-	45, // 49: arenero.guest.v1.Guest.Execute:input_type -> arenero.guest.v1.ExecuteInput
-	54, // 50: arenero.guest.v1.Guest.Complete:input_type -> arenero.guest.v1.CompleteRequest
-	56, // 51: arenero.guest.v1.Guest.Inspect:input_type -> arenero.guest.v1.InspectRequest
-	58, // 52: arenero.guest.v1.Guest.Dial:input_type -> arenero.guest.v1.DialInput
-	1,  // 53: arenero.guest.v1.Guest.Hello:output_type -> arenero.guest.v1.HelloResponse
-	4,  // 54: arenero.guest.v1.Guest.Wake:output_type -> arenero.guest.v1.WakeResponse
-	12, // 55: arenero.guest.v1.Guest.Process:output_type -> arenero.guest.v1.ProcessOutput
-	16, // 56: arenero.guest.v1.Guest.ListProcesses:output_type -> arenero.guest.v1.ListProcessesResponse
-	19, // 57: arenero.guest.v1.Guest.Signal:output_type -> arenero.guest.v1.SignalResponse
-	21, // 58: arenero.guest.v1.Guest.Stat:output_type -> arenero.guest.v1.StatResponse
-	24, // 59: arenero.guest.v1.Guest.ReadDir:output_type -> arenero.guest.v1.ReadDirResponse
-	26, // 60: arenero.guest.v1.Guest.ReadFile:output_type -> arenero.guest.v1.ReadFileResponse
-	21, // 61: arenero.guest.v1.Guest.WriteFile:output_type -> arenero.guest.v1.StatResponse
-	30, // 62: arenero.guest.v1.Guest.MakeDir:output_type -> arenero.guest.v1.MakeDirResponse
-	32, // 63: arenero.guest.v1.Guest.Move:output_type -> arenero.guest.v1.MoveResponse
-	34, // 64: arenero.guest.v1.Guest.Remove:output_type -> arenero.guest.v1.RemoveResponse
-	36, // 65: arenero.guest.v1.Guest.Chmod:output_type -> arenero.guest.v1.ChmodResponse
-	38, // 66: arenero.guest.v1.Guest.Watch:output_type -> arenero.guest.v1.WatchResponse
-	40, // 67: arenero.guest.v1.Guest.StartKernel:output_type -> arenero.guest.v1.KernelInfo
-	42, // 68: arenero.guest.v1.Guest.ListKernels:output_type -> arenero.guest.v1.ListKernelsResponse
-	44, // 69: arenero.guest.v1.Guest.StopKernel:output_type -> arenero.guest.v1.KernelDone
-	44, // 70: arenero.guest.v1.Guest.RestartKernel:output_type -> arenero.guest.v1.KernelDone
-	44, // 71: arenero.guest.v1.Guest.InterruptKernel:output_type -> arenero.guest.v1.KernelDone
-	48, // 72: arenero.guest.v1.Guest.Execute:output_type -> arenero.guest.v1.ExecuteOutput
-	55, // 73: arenero.guest.v1.Guest.Complete:output_type -> arenero.guest.v1.CompleteResponse
-	57, // 74: arenero.guest.v1.Guest.Inspect:output_type -> arenero.guest.v1.InspectResponse
-	59, // 75: arenero.guest.v1.Guest.Dial:output_type -> arenero.guest.v1.DialOutput
-	53, // [53:76] is the sub-list for method output_type
-	30, // [30:53] is the sub-list for method input_type
-	30, // [30:30] is the sub-list for extension type_name
-	30, // [30:30] is the sub-list for extension extendee
-	0,  // [0:30] is the sub-list for field type_name
+	32, // 17: arenero.guest.v1.WriteTreeRequest.start:type_name -> arenero.guest.v1.WriteTreeStart
+	67, // 18: arenero.guest.v1.StartKernelRequest.env:type_name -> arenero.guest.v1.StartKernelRequest.EnvEntry
+	45, // 19: arenero.guest.v1.ListKernelsResponse.kernels:type_name -> arenero.guest.v1.KernelInfo
+	51, // 20: arenero.guest.v1.ExecuteInput.start:type_name -> arenero.guest.v1.ExecuteStart
+	68, // 21: arenero.guest.v1.ExecuteStart.env:type_name -> arenero.guest.v1.ExecuteStart.EnvEntry
+	52, // 22: arenero.guest.v1.ExecuteStart.script:type_name -> arenero.guest.v1.Script
+	54, // 23: arenero.guest.v1.ExecuteOutput.display:type_name -> arenero.guest.v1.Display
+	54, // 24: arenero.guest.v1.ExecuteOutput.update:type_name -> arenero.guest.v1.Display
+	55, // 25: arenero.guest.v1.ExecuteOutput.clear:type_name -> arenero.guest.v1.ClearOutput
+	56, // 26: arenero.guest.v1.ExecuteOutput.input:type_name -> arenero.guest.v1.InputRequest
+	57, // 27: arenero.guest.v1.ExecuteOutput.error:type_name -> arenero.guest.v1.RunError
+	58, // 28: arenero.guest.v1.ExecuteOutput.end:type_name -> arenero.guest.v1.KernelEnd
+	69, // 29: arenero.guest.v1.Display.mime:type_name -> arenero.guest.v1.Display.MimeEntry
+	70, // 30: arenero.guest.v1.InspectResponse.mime:type_name -> arenero.guest.v1.InspectResponse.MimeEntry
+	0,  // 31: arenero.guest.v1.Guest.Hello:input_type -> arenero.guest.v1.HelloRequest
+	3,  // 32: arenero.guest.v1.Guest.Wake:input_type -> arenero.guest.v1.WakeRequest
+	7,  // 33: arenero.guest.v1.Guest.Process:input_type -> arenero.guest.v1.ProcessInput
+	15, // 34: arenero.guest.v1.Guest.ListProcesses:input_type -> arenero.guest.v1.ListProcessesRequest
+	18, // 35: arenero.guest.v1.Guest.Signal:input_type -> arenero.guest.v1.SignalRequest
+	20, // 36: arenero.guest.v1.Guest.Stat:input_type -> arenero.guest.v1.StatRequest
+	23, // 37: arenero.guest.v1.Guest.ReadDir:input_type -> arenero.guest.v1.ReadDirRequest
+	25, // 38: arenero.guest.v1.Guest.ReadFile:input_type -> arenero.guest.v1.ReadFileRequest
+	27, // 39: arenero.guest.v1.Guest.WriteFile:input_type -> arenero.guest.v1.WriteFileRequest
+	29, // 40: arenero.guest.v1.Guest.ReadTree:input_type -> arenero.guest.v1.ReadTreeRequest
+	31, // 41: arenero.guest.v1.Guest.WriteTree:input_type -> arenero.guest.v1.WriteTreeRequest
+	34, // 42: arenero.guest.v1.Guest.MakeDir:input_type -> arenero.guest.v1.MakeDirRequest
+	36, // 43: arenero.guest.v1.Guest.Move:input_type -> arenero.guest.v1.MoveRequest
+	38, // 44: arenero.guest.v1.Guest.Remove:input_type -> arenero.guest.v1.RemoveRequest
+	40, // 45: arenero.guest.v1.Guest.Chmod:input_type -> arenero.guest.v1.ChmodRequest
+	42, // 46: arenero.guest.v1.Guest.Watch:input_type -> arenero.guest.v1.WatchRequest
+	44, // 47: arenero.guest.v1.Guest.StartKernel:input_type -> arenero.guest.v1.StartKernelRequest
+	46, // 48: arenero.guest.v1.Guest.ListKernels:input_type -> arenero.guest.v1.ListKernelsRequest
+	48, // 49: arenero.guest.v1.Guest.StopKernel:input_type -> arenero.guest.v1.KernelName
+	48, // 50: arenero.guest.v1.Guest.RestartKernel:input_type -> arenero.guest.v1.KernelName
+	48, // 51: arenero.guest.v1.Guest.InterruptKernel:input_type -> arenero.guest.v1.KernelName
+	50, // 52: arenero.guest.v1.Guest.Execute:input_type -> arenero.guest.v1.ExecuteInput
+	59, // 53: arenero.guest.v1.Guest.Complete:input_type -> arenero.guest.v1.CompleteRequest
+	61, // 54: arenero.guest.v1.Guest.Inspect:input_type -> arenero.guest.v1.InspectRequest
+	63, // 55: arenero.guest.v1.Guest.Dial:input_type -> arenero.guest.v1.DialInput
+	1,  // 56: arenero.guest.v1.Guest.Hello:output_type -> arenero.guest.v1.HelloResponse
+	4,  // 57: arenero.guest.v1.Guest.Wake:output_type -> arenero.guest.v1.WakeResponse
+	12, // 58: arenero.guest.v1.Guest.Process:output_type -> arenero.guest.v1.ProcessOutput
+	16, // 59: arenero.guest.v1.Guest.ListProcesses:output_type -> arenero.guest.v1.ListProcessesResponse
+	19, // 60: arenero.guest.v1.Guest.Signal:output_type -> arenero.guest.v1.SignalResponse
+	21, // 61: arenero.guest.v1.Guest.Stat:output_type -> arenero.guest.v1.StatResponse
+	24, // 62: arenero.guest.v1.Guest.ReadDir:output_type -> arenero.guest.v1.ReadDirResponse
+	26, // 63: arenero.guest.v1.Guest.ReadFile:output_type -> arenero.guest.v1.ReadFileResponse
+	21, // 64: arenero.guest.v1.Guest.WriteFile:output_type -> arenero.guest.v1.StatResponse
+	30, // 65: arenero.guest.v1.Guest.ReadTree:output_type -> arenero.guest.v1.ReadTreeResponse
+	33, // 66: arenero.guest.v1.Guest.WriteTree:output_type -> arenero.guest.v1.WriteTreeResponse
+	35, // 67: arenero.guest.v1.Guest.MakeDir:output_type -> arenero.guest.v1.MakeDirResponse
+	37, // 68: arenero.guest.v1.Guest.Move:output_type -> arenero.guest.v1.MoveResponse
+	39, // 69: arenero.guest.v1.Guest.Remove:output_type -> arenero.guest.v1.RemoveResponse
+	41, // 70: arenero.guest.v1.Guest.Chmod:output_type -> arenero.guest.v1.ChmodResponse
+	43, // 71: arenero.guest.v1.Guest.Watch:output_type -> arenero.guest.v1.WatchResponse
+	45, // 72: arenero.guest.v1.Guest.StartKernel:output_type -> arenero.guest.v1.KernelInfo
+	47, // 73: arenero.guest.v1.Guest.ListKernels:output_type -> arenero.guest.v1.ListKernelsResponse
+	49, // 74: arenero.guest.v1.Guest.StopKernel:output_type -> arenero.guest.v1.KernelDone
+	49, // 75: arenero.guest.v1.Guest.RestartKernel:output_type -> arenero.guest.v1.KernelDone
+	49, // 76: arenero.guest.v1.Guest.InterruptKernel:output_type -> arenero.guest.v1.KernelDone
+	53, // 77: arenero.guest.v1.Guest.Execute:output_type -> arenero.guest.v1.ExecuteOutput
+	60, // 78: arenero.guest.v1.Guest.Complete:output_type -> arenero.guest.v1.CompleteResponse
+	62, // 79: arenero.guest.v1.Guest.Inspect:output_type -> arenero.guest.v1.InspectResponse
+	64, // 80: arenero.guest.v1.Guest.Dial:output_type -> arenero.guest.v1.DialOutput
+	56, // [56:81] is the sub-list for method output_type
+	31, // [31:56] is the sub-list for method input_type
+	31, // [31:31] is the sub-list for extension type_name
+	31, // [31:31] is the sub-list for extension extendee
+	0,  // [0:31] is the sub-list for field type_name
 }
 
 func init() { file_guest_proto_init() }
@@ -4212,11 +4500,11 @@ func file_guest_proto_init() {
 		(*ProcessOutput_Dropped)(nil),
 		(*ProcessOutput_Exit)(nil),
 	}
-	file_guest_proto_msgTypes[45].OneofWrappers = []any{
+	file_guest_proto_msgTypes[50].OneofWrappers = []any{
 		(*ExecuteInput_Start)(nil),
 		(*ExecuteInput_Answer)(nil),
 	}
-	file_guest_proto_msgTypes[48].OneofWrappers = []any{
+	file_guest_proto_msgTypes[53].OneofWrappers = []any{
 		(*ExecuteOutput_Stdout)(nil),
 		(*ExecuteOutput_Stderr)(nil),
 		(*ExecuteOutput_Display)(nil),
@@ -4232,7 +4520,7 @@ func file_guest_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_guest_proto_rawDesc), len(file_guest_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   66,
+			NumMessages:   71,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
