@@ -33,6 +33,24 @@ type Engine interface {
 	List(ctx context.Context) ([]string, error)
 }
 
+// A Preparer is an [Engine] that can do most of a create ahead of time.
+type Preparer interface {
+	// Prepare makes a box in which nothing runs yet. It is all or nothing, as
+	// Create is. Box.Restore and Box.Hostname are given to Start.
+	Prepare(ctx context.Context, b Box) (Prepared, error)
+}
+
+// Prepared is a box that waits for what is to run in it. The caller ends it by
+// Start or by Destroy.
+type Prepared interface {
+	ID() string
+	// Start boots or restores, as b says; of b, the ID, the root and the network
+	// must be those it was prepared with. After an error nothing is left.
+	Start(ctx context.Context, b Box) (Instance, error)
+	// Destroy gives it up. It is idempotent.
+	Destroy(ctx context.Context) error
+}
+
 // An Instance is one box with a wire to the guest agent inside.
 type Instance interface {
 	// ID is the box's ID.
@@ -82,8 +100,16 @@ type Box struct {
 	Restore  string   // directory of a snapshot to restore instead of booting; "" boots
 	Hostname string   //
 	Env      []string // of the guest agent alone; an image's environment is for user code, see Wake
+	Mounts   []Mount  // folders of this machine that are seen inside
 	NetNS    string   // path of a network namespace made for this box; "" means no network at all
 	Limits   Limits   //
+}
+
+// A Mount is a folder of this machine that a box sees.
+type Mount struct {
+	Source   string // absolute, here
+	Target   string // absolute, inside; made if it is not there
+	ReadOnly bool
 }
 
 // Capabilities say what an engine can do on this machine.
@@ -95,6 +121,8 @@ type Capabilities struct {
 	Pause     bool     //
 	Snapshot  bool     //
 	Update    bool     //
+	Prepare   bool     //
+	Mounts    bool     // Box.Mounts
 	Missing   []Defect // what keeps it from working here; empty when it can run
 }
 

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"time"
 )
 
 // A Code says what kind of failure an [Error] is. Every door has one table from
@@ -47,11 +48,12 @@ func Codes() []Code {
 
 // Error is the one error type that crosses package borders.
 type Error struct {
-	Code Code   // what kind
-	Op   string // what was being done: "create sandbox"
-	ID   string // to what, if it has a name
-	Err  error  // why
-	Hint string // what the reader can do about it; may be empty
+	Code Code          // what kind
+	Op   string        // what was being done: "create sandbox"
+	ID   string        // to what, if it has a name
+	Err  error         // why
+	Hint string        // what the reader can do about it; may be empty
+	Wait time.Duration // after which it may succeed; 0 is not known
 }
 
 // Error reads "op id: cause", in lower case. The code and the hint are shown by
@@ -117,4 +119,27 @@ func HintOf(err error) string {
 		err = e.Err
 	}
 	return ""
+}
+
+// WithWait returns a copy that says when to try again.
+func (e *Error) WithWait(d time.Duration) *Error {
+	c := *e
+	c.Wait = d
+	return &c
+}
+
+// WaitOf returns when to try again, from the first error in the chain that says
+// so; 0 when none does.
+func WaitOf(err error) time.Duration {
+	for err != nil {
+		e, ok := errors.AsType[*Error](err)
+		if !ok {
+			return 0
+		}
+		if e.Wait > 0 {
+			return e.Wait
+		}
+		err = e.Err
+	}
+	return 0
 }

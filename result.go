@@ -56,6 +56,24 @@ func (m *Millis) UnmarshalJSON(b []byte) error {
 	return nil
 }
 
+// Seconds is a duration that is written in JSON as a number of seconds.
+type Seconds time.Duration
+
+// MarshalJSON writes seconds, with three decimals.
+func (s Seconds) MarshalJSON() ([]byte, error) {
+	return json.Marshal(float64(time.Duration(s).Milliseconds()) / 1000)
+}
+
+// UnmarshalJSON reads seconds.
+func (s *Seconds) UnmarshalJSON(b []byte) error {
+	var f float64
+	if err := json.Unmarshal(b, &f); err != nil {
+		return err
+	}
+	*s = Seconds(f * float64(time.Second))
+	return nil
+}
+
 // Truncated counts what was dropped: bytes of each stream, and results.
 type Truncated struct {
 	Stdout  int64 `json:"stdout"`

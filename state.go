@@ -22,7 +22,7 @@ const (
 // moves is the one table of allowed changes of state.
 var moves = map[State][]State{
 	Creating:    {Running, Failed, Killing},
-	Running:     {Pausing, Hibernating, Killing, Failed},
+	Running:     {Pausing, Hibernating, Resuming, Killing, Failed}, // resuming: rolled back
 	Pausing:     {Paused, Running, Killing, Failed},
 	Paused:      {Resuming, Hibernating, Killing, Failed},
 	Hibernating: {Hibernated, Running, Paused, Killing, Failed},

@@ -11,27 +11,17 @@ import (
 	"github.com/arenero/arenero"
 )
 
-// Guest returns the agent of a running sandbox to one who may have it. The guest
-// belongs to the host: its Close does nothing, and it need not be called. Every
-// use of it counts as use of the sandbox.
+// Guest returns the agent of a sandbox to one who may have it; a sandbox that
+// sleeps is woken. The guest belongs to the host: its Close does nothing, and it
+// need not be called. Every use of it counts as use of the sandbox.
 //
 // [arenero.NotFound] when there is none or it is another tenant's,
-// [arenero.Conflict] when it does not run, [arenero.Denied] when the key lacks
-// the scope.
+// [arenero.Conflict] when it has ended, [arenero.Denied] when the key lacks the
+// scope, [arenero.Unavailable] when it can not be woken here.
 func (h *Host) Guest(ctx context.Context, who Who, id string, scope Scope) (arenero.Guest, error) {
-	const op = "use sandbox"
-	if err := h.allow(ctx, who, scope, op); err != nil {
+	b, err := h.own(ctx, who, id, scope, "use sandbox")
+	if err != nil {
 		return nil, err
-	}
-	h.mu.Lock()
-	b := h.boxes[id]
-	h.mu.Unlock()
-	if b == nil || b.sandbox().Tenant != who.Tenant {
-		sb, err := h.lookup(ctx, who, id, op)
-		if err != nil {
-			return nil, err
-		}
-		return nil, notRunning(op, sb)
 	}
 	return h.guestOf(ctx, b)
 }
@@ -41,70 +31,103 @@ func notRunning(op string, sb arenero.Sandbox) error {
 	if sb.Reason != "" {
 		why = ": " + sb.Reason
 	}
-	return arenero.Errorf(arenero.Conflict, op, sb.ID, "it is %s%s", sb.State, why).
-		WithHint("make a new sandbox")
+	err := arenero.Errorf(arenero.Conflict, op, sb.ID, "it is %s%s", sb.State, why)
+	if sb.State.Ended() || sb.State == arenero.Killing {
+		return err.WithHint("make a new sandbox")
+	}
+	return err.WithHint("try again in a moment")
 }
 
 func (h *Host) guestOf(ctx context.Context, b *box) (arenero.Guest, error) {
-	b.mu.Lock()
-	sb, raw, suspect := b.sb, b.guest, b.suspect
-	b.used = h.now()
-	b.mu.Unlock()
-	if sb.State != arenero.Running || raw == nil {
-		return nil, notRunning("use sandbox", sb)
-	}
-	if suspect {
-		if err := h.regreet(ctx, b); err != nil {
-			return nil, err
-		}
+	for range 3 { // it may be put to sleep again in between
 		b.mu.Lock()
-		raw = b.guest
+		sb, y := b.sb, b.body
+		b.used = h.now()
 		b.mu.Unlock()
+		if sb.State != arenero.Running {
+			if err := h.rouse(ctx, b); err != nil {
+				return nil, err
+			}
+			continue
+		}
+		y.mu.Lock()
+		raw, suspect := y.guest, y.suspect
+		y.mu.Unlock()
+		if suspect || raw == nil {
+			var err error
+			if raw, err = h.regreet(ctx, b); err != nil {
+				return nil, err
+			}
+			y = b.at()
+		}
+		return &guest{Guest: raw, h: h, b: b, y: y, grace: h.Grace}, nil
 	}
-	return &guest{Guest: raw, h: h, b: b, grace: h.Grace}, nil
+	return nil, notRunning("use sandbox", b.sandbox())
+}
+
+// rouse waits until whoever changes the sandbox is through, and wakes it if it
+// sleeps then.
+func (h *Host) rouse(ctx context.Context, b *box) error {
+	select {
+	case <-b.made:
+	case <-ctx.Done():
+		return arenero.Errorf(arenero.Canceled, "use sandbox", b.id(), "the caller went away")
+	}
+	if s := b.state(); s.Ended() || s == arenero.Killing || s == arenero.Creating {
+		return notRunning("use sandbox", b.sandbox())
+	}
+	b.turn.Lock()
+	defer b.turn.Unlock()
+	return h.wake(ctx, b)
 }
 
 // regreet asks a guest whose wire failed whether it is there, and opens the wire
 // again if it is not.
-func (h *Host) regreet(ctx context.Context, b *box) error {
-	b.ending.Lock()
-	defer b.ending.Unlock()
-	b.mu.Lock()
-	raw, inst, suspect, state := b.guest, b.inst, b.suspect, b.sb.State
-	b.mu.Unlock()
-	if state != arenero.Running || raw == nil {
-		return notRunning("use sandbox", b.sandbox())
+func (h *Host) regreet(ctx context.Context, b *box) (arenero.Guest, error) {
+	b.turn.Lock()
+	defer b.turn.Unlock()
+	y := b.at()
+	if b.state() != arenero.Running || y == nil {
+		return nil, notRunning("use sandbox", b.sandbox())
 	}
-	if !suspect {
-		return nil // somebody was faster
+	y.mu.Lock()
+	raw, suspect := y.guest, y.suspect
+	y.mu.Unlock()
+	if raw != nil && !suspect {
+		return raw, nil // somebody was faster
 	}
-	ask, cancel := context.WithTimeout(ctx, 3*time.Second)
-	_, err := raw.Hello(ask)
-	cancel()
-	if err != nil {
-		_ = raw.Close() // it is of no use any more
-		if raw, err = greet(ctx, inst, 10*time.Second); err != nil {
-			return h.whyMute(ctx, inst, err)
+	var err error
+	if raw != nil {
+		ask, cancel := context.WithTimeout(ctx, 3*time.Second)
+		_, err = raw.Hello(ask)
+		cancel()
+	}
+	if raw == nil || err != nil {
+		if raw != nil {
+			_ = raw.Close() // it is of no use any more
+		}
+		if raw, err = greet(ctx, y.inst, greetAgain); err != nil {
+			return nil, h.whyMute(ctx, y.inst, err)
 		}
 	}
-	b.mu.Lock()
-	b.guest, b.suspect = raw, false
-	b.mu.Unlock()
-	return nil
+	y.mu.Lock()
+	y.guest, y.suspect = raw, false
+	y.mu.Unlock()
+	return raw, nil
 }
 
 // EnsureKernel makes sure that a kernel of this name runs; one that is missing,
 // or dead, is started. language "" is python.
 func (h *Host) EnsureKernel(ctx context.Context, g arenero.Guest, name, language string) error {
 	own, ok := g.(*guest)
-	if ok && own.b.knowsKernel(name) {
+	if ok && own.y.knowsKernel(name) {
 		return nil // asking the guest costs as much as a small cell
 	}
 	if err := startKernel(ctx, g, name, language); err != nil {
 		return err
 	}
 	if ok {
-		own.b.noteKernel(name, true)
+		own.y.noteKernel(name, true)
 	}
 	return nil
 }
@@ -130,23 +153,20 @@ func startKernel(ctx context.Context, g arenero.Guest, name, language string) er
 	return err
 }
 
-func (b *box) knowsKernel(name string) bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.kernels[name]
+func (y *body) knowsKernel(name string) bool {
+	y.mu.Lock()
+	defer y.mu.Unlock()
+	return y.kernels[name]
 }
 
 // noteKernel remembers a kernel that runs, or forgets one that may not.
-func (b *box) noteKernel(name string, runs bool) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	if b.kernels == nil {
-		b.kernels = map[string]bool{}
-	}
+func (y *body) noteKernel(name string, runs bool) {
+	y.mu.Lock()
+	defer y.mu.Unlock()
 	if runs {
-		b.kernels[name] = true
+		y.kernels[name] = true
 	} else {
-		delete(b.kernels, name)
+		delete(y.kernels, name)
 	}
 }
 
@@ -157,6 +177,7 @@ type guest struct {
 
 	h     *Host
 	b     *box
+	y     *body
 	grace time.Duration // how far past its timeout a run may answer
 }
 
@@ -190,11 +211,15 @@ func (g *guest) explain(ctx context.Context, err error) error {
 		} else if exit.Reason != "" {
 			what += ": " + printable(exit.Reason)
 		}
-		return arenero.Errorf(arenero.Conflict, "use sandbox", g.b.sb.ID, "%s", what).WithHint("make a new sandbox")
+		if !g.b.state().Ended() && exit.Destroyed {
+			return arenero.Errorf(arenero.Conflict, "use sandbox", g.b.id(), "the call was cut off: %s", printable(exit.Reason)).
+				WithHint("call again: the sandbox wakes up")
+		}
+		return arenero.Errorf(arenero.Conflict, "use sandbox", g.b.id(), "%s", what).WithHint("make a new sandbox")
 	}
-	g.b.mu.Lock()
-	g.b.suspect = true
-	g.b.mu.Unlock()
+	g.y.mu.Lock()
+	g.y.suspect = true
+	g.y.mu.Unlock()
 	return err
 }
 
@@ -204,10 +229,8 @@ func (g *guest) ended(ctx context.Context) (arenero.Exit, bool) {
 	t := time.NewTimer(1500 * time.Millisecond)
 	defer t.Stop()
 	select {
-	case <-g.b.gone:
-		g.b.mu.Lock()
-		defer g.b.mu.Unlock()
-		return g.b.exit, true
+	case <-g.y.gone:
+		return g.y.exit, true
 	case <-ctx.Done():
 	case <-t.C:
 	}
@@ -288,12 +311,12 @@ func (g *guest) ListKernels(ctx context.Context) ([]arenero.KernelInfo, error) {
 }
 
 func (g *guest) StopKernel(ctx context.Context, name string) error {
-	g.b.noteKernel(name, false)
+	g.y.noteKernel(name, false)
 	return call0(ctx, g, func() error { return g.Guest.StopKernel(ctx, name) })
 }
 
 func (g *guest) RestartKernel(ctx context.Context, name string) error {
-	g.b.noteKernel(name, false)
+	g.y.noteKernel(name, false)
 	return call0(ctx, g, func() error { return g.Guest.RestartKernel(ctx, name) })
 }
 

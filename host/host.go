@@ -17,6 +17,7 @@ import (
 	"errors"
 	"log/slog"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/arenero/arenero"
@@ -45,11 +46,15 @@ type Config struct {
 
 	Lifetime     time.Duration // of a sandbox that asks for none; 0 is an hour
 	MaxLifetime  time.Duration // 0 is 24 hours
-	Idle         time.Duration // a sandbox not used for so long is killed; 0 is never
+	Idle         time.Duration // a sandbox unused and at rest for so long sleeps; 0 is never
 	Grace        time.Duration // how far past its timeout a run may answer before its sandbox is killed; 0 is 5 s
 	MaxSandboxes int           // at once; 0 is 1000
 	Warm         bool          // make missing warm snapshots in the background, while Run runs
 	Keep         bool          // Close leaves the sandboxes for the next daemon
+	PoolMax      int           // sandboxes kept ready of a size that is in demand; 0 is none
+
+	HibernateAfter time.Duration // a sandbox that slept in memory for so long goes to disk; 0 is 10 minutes, below 0 is only when memory is short
+	MaxSleep       time.Duration // one that slept for so long is ended; 0 is never
 }
 
 // Host is one machine's sandboxes. Its methods may be called from any number of
@@ -57,13 +62,20 @@ type Config struct {
 type Host struct {
 	Config
 
-	store *store.Store
-	now   func() time.Time
-	log   *slog.Logger
-	meter *meter
-	keys  keyring
-	caps  probes
-	warm  warmer
+	store  *store.Store
+	now    func() time.Time
+	log    *slog.Logger
+	meter  *meter
+	keys   keyring
+	caps   probes
+	warm   warmer
+	trust  trust
+	queue  gates
+	pools  pools
+	events events
+	acts   acts
+
+	deepening atomic.Bool // a sandbox is being put from memory to disk
 
 	mu     sync.Mutex
 	boxes  map[string]*box
@@ -94,9 +106,11 @@ func New(c Config) (*Host, error) {
 	orDefault(&c.MaxLifetime, 24*time.Hour)
 	orDefault(&c.Grace, 5*time.Second)
 	orDefault(&c.MaxSandboxes, 1000)
+	orDefault(&c.HibernateAfter, 10*time.Minute)
 	h := &Host{Config: c, store: c.Store, now: c.Now, log: c.Log, boxes: map[string]*box{}}
 	h.meter = newMeter(h)
 	h.warm.wake = make(chan struct{}, 1)
+	h.pools.news = make(chan struct{}, 1)
 	return h, nil
 }
 
@@ -116,6 +130,8 @@ func (h *Host) Run(ctx context.Context) error {
 	}
 	var side sync.WaitGroup
 	defer side.Wait()
+	side.Go(func() { h.eventLoop(ctx) })
+	side.Go(func() { h.poolLoop(ctx) })
 	if h.Warm {
 		side.Go(func() { h.warmLoop(ctx) })
 	}
@@ -131,46 +147,33 @@ func (h *Host) Run(ctx context.Context) error {
 		}
 		if now := h.now(); now.Sub(forgot) > time.Hour {
 			forgot = now
-			if _, err := h.store.ForgetSandboxes(ctx, now.Add(-24*time.Hour)); err != nil && ctx.Err() == nil {
-				h.log.Error("forget ended sandboxes", "err", err)
-			}
+			h.forget(ctx, now)
 		}
 	}
 }
 
-// reap starts the end of every sandbox whose time is up.
-func (h *Host) reap(ctx context.Context) {
-	now := h.now()
-	for _, b := range h.held() {
-		b.mu.Lock()
-		state, active, used, ends := b.sb.State, b.active, b.used, b.sb.Ends
-		b.mu.Unlock()
-		switch {
-		case state == arenero.Creating:
-		case state == arenero.Killing, state == arenero.Failed:
-			// An earlier teardown did not end well, or is under way; try again.
-			h.endSoon(ctx, b, "", "")
-		case !ends.IsZero() && now.After(ends):
-			h.endSoon(ctx, b, "its lifetime was over", arenero.TimedOut)
-		case h.Idle > 0 && active == 0 && now.Sub(used) > h.Idle:
-			h.endSoon(ctx, b, "nobody used it for "+h.Idle.String(), arenero.TimedOut)
-		}
+// forget removes the records of what ended long ago.
+func (h *Host) forget(ctx context.Context, now time.Time) {
+	_, err := h.store.ForgetSandboxes(ctx, now.Add(-24*time.Hour))
+	err = errors.Join(err, h.store.ForgetEvents(ctx, now.Add(-7*24*time.Hour)), h.store.ForgetActs(ctx, now.Add(-keepActs)))
+	if err != nil && ctx.Err() == nil {
+		h.log.Error("forget old records", "err", err)
 	}
 }
 
 // endSoon ends a box without waiting for it; Close waits.
 func (h *Host) endSoon(ctx context.Context, b *box, reason string, cause arenero.ExitReason) {
-	if !b.ending.TryLock() {
+	if !b.turn.TryLock() {
 		return // somebody is at it
 	}
 	started := h.spawn(func() {
-		defer b.ending.Unlock()
+		defer b.turn.Unlock()
 		if err := h.end(ctx, b, reason, cause); err != nil {
-			h.log.Error("end sandbox", "id", b.sb.ID, "err", err)
+			h.log.Error("end sandbox", "id", b.id(), "err", err)
 		}
 	})
 	if !started { // Close ends it
-		b.ending.Unlock()
+		b.turn.Unlock()
 	}
 }
 
@@ -221,22 +224,19 @@ func (h *Host) Close(ctx context.Context) error {
 
 // release lets go of one box at shutdown.
 func (h *Host) release(ctx context.Context, b *box) error {
-	b.ending.Lock()
-	defer b.ending.Unlock()
-	if !h.Keep || b.state() != arenero.Running {
+	b.turn.Lock()
+	defer b.turn.Unlock()
+	state := b.state()
+	sleeps := state == arenero.Hibernated // on disk, and safe there
+	if !sleeps && (!h.Keep || state != arenero.Running && state != arenero.Paused) {
 		return h.end(ctx, b, "the daemon was stopped", arenero.Cancelled)
 	}
 	b.stop()
-	b.mu.Lock()
-	g := b.guest
-	b.guest = nil
-	b.mu.Unlock()
-	h.mu.Lock()
-	delete(h.boxes, b.sb.ID)
-	h.mu.Unlock()
-	if g != nil {
-		return g.Close()
+	if y := b.at(); y != nil {
+		y.leave()
+		y.part()
 	}
+	h.drop(b)
 	return nil
 }
 
@@ -260,11 +260,11 @@ func (h *Host) lookup(ctx context.Context, who Who, id, op string) (arenero.Sand
 		}
 		return arenero.Sandbox{}, noSandbox(op, id)
 	}
-	sb, err := h.store.Sandbox(ctx, id)
-	if arenero.CodeOf(err) == arenero.NotFound || err == nil && sb.Tenant != who.Tenant {
+	row, err := h.store.Sandbox(ctx, id)
+	if arenero.CodeOf(err) == arenero.NotFound || err == nil && row.Tenant != who.Tenant {
 		return arenero.Sandbox{}, noSandbox(op, id)
 	}
-	return sb, err
+	return row.Sandbox, err
 }
 
 // noSandbox is the one answer for "there is none" and "it is not yours".
@@ -281,8 +281,9 @@ type Filter struct {
 	All    bool            // those that have ended too
 	States []arenero.State // overrides All
 	Image  string
-	After  string // id of the last one of the page before
-	Limit  int    // 0 is 100; at most 1000
+	Labels map[string]string // all of these
+	After  string            // id of the last one of the page before
+	Limit  int               // 0 is 100; at most 1000
 }
 
 // List names the tenant's sandboxes in the order of their creation.
@@ -302,7 +303,17 @@ func (h *Host) List(ctx context.Context, who Who, f Filter) ([]arenero.Sandbox, 
 			}
 		}
 	}
-	return h.store.Sandboxes(ctx, store.Filter{Tenant: who.Tenant, States: states, Image: f.Image, After: f.After, Limit: f.Limit})
+	rows, err := h.store.Sandboxes(ctx, store.Filter{
+		Tenant: who.Tenant, States: states, Image: f.Image, Labels: f.Labels, After: f.After, Limit: f.Limit,
+	})
+	if err != nil {
+		return nil, err
+	}
+	out := make([]arenero.Sandbox, len(rows))
+	for i, r := range rows {
+		out[i] = r.Sandbox
+	}
+	return out, nil
 }
 
 // ListImages names the images that sandboxes can be made of.

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -171,7 +172,7 @@ func TestLife(t *testing.T) {
 func TestOtherTenant(t *testing.T) {
 	h, _ := newParts(t).open(t, host.Config{})
 	ctx := context.Background()
-	secret, err := h.MakeKey(ctx, host.Key{Tenant: "other"})
+	secret, err := h.MakeKey(ctx, host.Local(), host.Key{Tenant: "other"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -254,10 +255,18 @@ func TestGuestThatDoesNotEndARun(t *testing.T) {
 // signalAgent sends a signal to the agent of a local box.
 func signalAgent(t *testing.T, e arenero.Engine, id, signal string) (undo func()) {
 	t.Helper()
-	if err := enginetest.SignalLocal(e, id, signal); err != nil {
+	ids, err := e.List(context.Background())
+	if err != nil {
 		t.Fatal(err)
 	}
-	return func() { _ = enginetest.SignalLocal(e, id, "CONT") } // it may be gone
+	i := slices.IndexFunc(ids, func(box string) bool { return strings.HasPrefix(box, "box-"+id[4:12]+"-") })
+	if i < 0 {
+		t.Fatal("no box of " + id)
+	}
+	if err := enginetest.SignalLocal(e, ids[i], signal); err != nil {
+		t.Fatal(err)
+	}
+	return func() { _ = enginetest.SignalLocal(e, ids[i], "CONT") } // it may be gone
 }
 
 func TestBoxThatDiesAlone(t *testing.T) {
@@ -342,20 +351,28 @@ func TestRecover(t *testing.T) {
 	if err := db.MoveSandbox(ctx, ending.ID, arenero.Running, store.Change{To: arenero.Killing}); err != nil {
 		t.Fatal(err)
 	}
-	half := running
+	half := store.Row{Sandbox: running, Box: "half"}
 	half.ID, half.State = host.NewID(), arenero.Creating
-	if err := db.AddSandbox(ctx, half, arenero.Spec{}); err != nil {
+	boxOf := func(id string) string {
+		row, err := db.Sandbox(ctx, id)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return row.Box
+	}
+	lostBox, runningBox := boxOf(lost.ID), boxOf(running.ID)
+	if err := db.AddSandbox(ctx, half); err != nil {
 		t.Fatal(err)
 	}
 	if err := db.Close(); err != nil {
 		t.Fatal(err)
 	}
-	for _, id := range []string{half.ID, "nobodys"} {
+	for _, id := range []string{half.Box, "nobodys"} {
 		if _, err := p.engine.Create(ctx, arenero.Box{ID: id}); err != nil {
 			t.Fatal(err)
 		}
 	}
-	inst, err := p.engine.Open(ctx, lost.ID)
+	inst, err := p.engine.Open(ctx, lostBox)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -375,7 +392,7 @@ func TestRecover(t *testing.T) {
 			t.Errorf("%s: %+v %v, want %s", id, got, err, want)
 		}
 	}
-	if ids, err := p.engine.List(ctx); err != nil || len(ids) != 1 || ids[0] != running.ID {
+	if ids, err := p.engine.List(ctx); err != nil || len(ids) != 1 || ids[0] != runningBox {
 		t.Errorf("boxes: %v %v", ids, err)
 	}
 	if r := cell(t, h, guestOf(t, h, running.ID), "x", 0); r.Output != "5\n" {
@@ -499,7 +516,7 @@ func TestAdmission(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	secret, err := h.MakeKey(ctx, host.Key{Tenant: "default", Ceilings: store.Ceilings{Memory: 128 * arenero.MiB}})
+	secret, err := h.MakeKey(ctx, host.Local(), host.Key{Tenant: "default", Ceilings: store.Ceilings{Memory: 128 * arenero.MiB}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"crypto/subtle"
 	"errors"
+	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -136,8 +137,20 @@ func (h *Host) ceilings(ctx context.Context, who Who) (store.Ceilings, error) {
 
 // MakeKey makes a key and returns its secret, which is kept nowhere. Of k, the
 // id, the hash and the times of making and use are ours to set.
-func (h *Host) MakeKey(ctx context.Context, k Key) (string, error) {
+func (h *Host) MakeKey(ctx context.Context, who Who, k Key) (string, error) {
 	const op = "make key"
+	if err := h.allow(ctx, who, ScopeAdmin, op); err != nil {
+		return "", err
+	}
+	if k.Tenant != who.Tenant && !operator(who) {
+		return "", arenero.Errorf(arenero.Denied, op, "", "this key may make keys of its own tenant only")
+	}
+	if c := k.Ceilings; c.Sandboxes < 0 || c.CPUs < 0 || c.Memory < 0 || c.Disk < 0 || c.Creates < 0 {
+		return "", arenero.Errorf(arenero.Invalid, op, "", "a ceiling is below 0")
+	}
+	if c := k.Ceilings; c.Engine != "" && h.Engines[c.Engine] == nil {
+		return "", arenero.Errorf(arenero.Invalid, op, "", "no engine %q", clip(c.Engine, 64))
+	}
 	if !isLabel(k.Tenant) {
 		return "", arenero.Errorf(arenero.Invalid, op, "", "tenant must be 1 to 63 of a-z, 0-9 and '-'")
 	}
@@ -163,11 +176,45 @@ func (h *Host) addKey(ctx context.Context, k Key, secret string) error {
 	return h.store.AddKey(ctx, k)
 }
 
-// Keys lists all keys.
-func (h *Host) Keys(ctx context.Context) ([]Key, error) { return h.store.Keys(ctx) }
+// Keys lists all keys, for those who may have them.
+func (h *Host) Keys(ctx context.Context, who Who) ([]Key, error) {
+	if err := h.allow(ctx, who, ScopeAdmin, "list keys"); err != nil {
+		return nil, err
+	}
+	all, err := h.store.Keys(ctx)
+	if operator(who) {
+		return all, err
+	}
+	return slices.DeleteFunc(all, func(k Key) bool { return k.Tenant != who.Tenant }), err
+}
+
+// operator says whether somebody speaks for the whole machine: an admin of the
+// tenant that it was set up with. An admin of another tenant has a say in that
+// tenant alone.
+func operator(who Who) bool { return who.Tenant == Local().Tenant }
+
+// operate refuses all but operators.
+func (h *Host) operate(ctx context.Context, who Who, op string) error {
+	if err := h.allow(ctx, who, ScopeAdmin, op); err != nil {
+		return err
+	}
+	if !operator(who) {
+		return arenero.Errorf(arenero.Denied, op, "", "only an operator of this machine may do that")
+	}
+	return nil
+}
 
 // RevokeKey makes a key worthless at once. [arenero.NotFound] when there is none.
-func (h *Host) RevokeKey(ctx context.Context, id string) error {
+func (h *Host) RevokeKey(ctx context.Context, who Who, id string) error {
+	const op = "revoke key"
+	if err := h.allow(ctx, who, ScopeAdmin, op); err != nil {
+		return err
+	}
+	if k, err := h.store.Key(ctx, id); err != nil {
+		return err
+	} else if k.Tenant != who.Tenant && !operator(who) {
+		return arenero.Errorf(arenero.NotFound, op, id, "no such key")
+	}
 	err := h.store.RemoveKey(ctx, id)
 	h.keys.forget(id)
 	return err
@@ -263,4 +310,31 @@ func keyID(secret string) (string, bool) {
 		return "", false
 	}
 	return parts[1], true
+}
+
+// Backup writes a sound copy of the records, made while everybody goes on: a
+// SQLite file. Images and the states of sandboxes are files and not in it.
+func (h *Host) Backup(ctx context.Context, who Who, w io.Writer) error {
+	const op = "back up"
+	if err := h.operate(ctx, who, op); err != nil {
+		return err
+	}
+	dir, err := os.MkdirTemp("", "arenero-backup-") // 0700
+	if err != nil {
+		return arenero.Errorf(arenero.Unavailable, op, "", "%w", err)
+	}
+	defer os.RemoveAll(dir)
+	path := filepath.Join(dir, "arenero.db")
+	if err := h.store.Backup(ctx, path); err != nil {
+		return err
+	}
+	f, err := os.Open(path)
+	if err != nil {
+		return arenero.Errorf(arenero.Unavailable, op, "", "%w", err)
+	}
+	defer f.Close()
+	if _, err := io.Copy(w, f); err != nil {
+		return arenero.Errorf(arenero.Canceled, op, "", "%w", err)
+	}
+	return nil
 }

@@ -21,12 +21,12 @@ func (h *Host) Kill(ctx context.Context, who Who, id string) error {
 		_, err := h.lookup(ctx, who, id, op)
 		return err
 	}
-	b.ending.Lock()
-	defer b.ending.Unlock()
+	b.turn.Lock()
+	defer b.turn.Unlock()
 	return h.end(ctx, b, "it was asked for", arenero.Cancelled)
 }
 
-// end takes a box down, whatever state it is in; the caller holds b.ending. On
+// end takes a box down, whatever state it is in; the caller holds b.turn. On
 // an error the box is kept and the reaper tries again.
 func (h *Host) end(ctx context.Context, b *box, reason string, cause arenero.ExitReason) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), teardown)
@@ -46,20 +46,21 @@ func (h *Host) end(ctx context.Context, b *box, reason string, cause arenero.Exi
 	b.stop()
 	<-b.made // a Create under way sees that it was cut off and takes back what it made
 	b.mu.Lock()
-	guest, inst := b.guest, b.inst
-	b.guest = nil
+	y, state := b.body, b.stateID
 	b.mu.Unlock()
-	if guest != nil {
-		if err := guest.Close(); err != nil {
-			h.log.Debug("close wire", "id", b.sb.ID, "err", err)
+	if y != nil {
+		y.leave()
+		y.part()
+		if err := y.inst.Destroy(ctx); err != nil {
+			return arenero.Errorf(arenero.CodeOf(err), "end sandbox", b.id(), "%w", err)
+		}
+		y.ended(arenero.Exit{Destroyed: true, Reason: reason})
+	}
+	if state != "" {
+		if err := h.Images.Drop(state); err != nil {
+			return err
 		}
 	}
-	if inst != nil {
-		if err := inst.Destroy(ctx); err != nil {
-			return arenero.Errorf(arenero.CodeOf(err), "end sandbox", b.sb.ID, "%w", err)
-		}
-	}
-	b.ended(arenero.Exit{Destroyed: true, Reason: reason})
 	if !failed {
 		c := store.Change{To: arenero.Killed}
 		if b.sandbox().Reason == "" { // an earlier daemon began and did not say why
@@ -69,19 +70,28 @@ func (h *Host) end(ctx context.Context, b *box, reason string, cause arenero.Exi
 			return err
 		}
 	}
-	h.mu.Lock()
-	delete(h.boxes, b.sb.ID)
-	h.mu.Unlock()
+	h.drop(b)
 	return nil
 }
 
-// watch waits for a box to end by itself and records why.
-func (h *Host) watch(ctx context.Context, b *box, inst arenero.Instance) {
-	exit, err := inst.Wait(ctx)
+// watch waits for a body to end by itself and records why.
+func (h *Host) watch(ctx context.Context, b *box, y *body) {
+	exit, err := y.inst.Wait(ctx)
 	if err != nil || exit.Destroyed {
 		return // let go of, or ended by us: end() writes the record
 	}
-	b.ended(exit)
+	y.ended(exit)
+	b.turn.Lock()
+	defer b.turn.Unlock()
+	if b.at() == y && ctx.Err() == nil {
+		h.lost(ctx, b, y, exit)
+	}
+}
+
+// lost records that a sandbox ended by itself, and clears up; the caller has its
+// turn.
+func (h *Host) lost(ctx context.Context, b *box, y *body, exit arenero.Exit) {
+	y.ended(exit)
 	cause, reason := arenero.WasKilled, exit.Reason
 	if exit.OutOfMemory {
 		cause = arenero.OutOfMemory
@@ -92,15 +102,14 @@ func (h *Host) watch(ctx context.Context, b *box, inst arenero.Instance) {
 	if reason == "" {
 		reason = "the box ended by itself"
 	}
-	b.ending.Lock()
-	defer b.ending.Unlock()
 	rec, cancel := context.WithTimeout(context.WithoutCancel(ctx), teardown)
 	defer cancel()
-	if err := h.move(rec, b, store.Change{To: arenero.Failed, Reason: reason, ExitCause: cause}); err != nil {
+	e := arenero.Event{Kind: "state", Detail: map[string]string{"reason": reason, "exit_reason": string(cause)}}
+	if err := h.move(rec, b, store.Change{To: arenero.Failed, Reason: reason, ExitCause: cause, Event: &e}); err != nil {
 		return // it was being killed when it died
 	}
-	h.log.Warn("sandbox ended by itself", "id", b.sb.ID, "code", exit.Code, "oom", exit.OutOfMemory, "reason", printable(reason))
+	h.log.Warn("sandbox ended by itself", "id", b.id(), "code", exit.Code, "oom", exit.OutOfMemory, "reason", printable(reason))
 	if err := h.end(rec, b, "", ""); err != nil {
-		h.log.Error("sweep sandbox", "id", b.sb.ID, "err", err)
+		h.log.Error("sweep sandbox", "id", b.id(), "err", err)
 	}
 }

@@ -106,10 +106,10 @@ func (h *Host) endWithin(ctx context.Context, b *box, reason string) {
 	done := make(chan struct{})
 	started := h.spawn(func() {
 		defer close(done)
-		b.ending.Lock()
-		defer b.ending.Unlock()
+		b.turn.Lock()
+		defer b.turn.Unlock()
 		if err := h.end(ctx, b, reason, ""); err != nil {
-			h.log.Error("end sandbox", "id", b.sb.ID, "err", err)
+			h.log.Error("end sandbox", "id", b.id(), "err", err)
 		}
 	})
 	if !started {

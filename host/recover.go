@@ -25,8 +25,9 @@ func (h *Host) Recover(ctx context.Context) error {
 	}
 	mine := make(map[string]bool, len(known))
 	for _, sb := range known {
-		mine[sb.ID] = true
+		mine[sb.Box] = true
 	}
+	h.sweepStates(ctx, known)
 	var all sync.WaitGroup
 	slots := make(chan struct{}, 8)
 	do := func(f func()) {
@@ -40,7 +41,7 @@ func (h *Host) Recover(ctx context.Context) error {
 			continue
 		}
 		for _, id := range ids {
-			if !mine[id] && !h.holds(id) {
+			if !mine[id] {
 				do(func() { h.sweep(ctx, engine, id) })
 			}
 		}
@@ -74,63 +75,135 @@ func (h *Host) sweep(ctx context.Context, engine arenero.Engine, id string) {
 }
 
 // takeUp makes a sandbox of an earlier daemon ours, or ends it.
-func (h *Host) takeUp(ctx context.Context, sb arenero.Sandbox) {
-	life, stop := context.WithCancel(context.WithoutCancel(ctx))
-	b := newBox(sb, stop, h.now())
+func (h *Host) takeUp(ctx context.Context, row store.Row) {
+	b := newBox(ctx, row.Sandbox, h.now())
+	b.recorded, b.digest, b.stateID, b.slept = true, row.Digest, row.StateID, h.now()
 	close(b.made)
 	h.mu.Lock()
-	h.boxes[sb.ID] = b
+	h.boxes[row.ID] = b
 	h.mu.Unlock()
-	reason, gone := h.reattach(ctx, life, b)
+	b.turn.Lock()
+	defer b.turn.Unlock()
+	reason, gone := h.reattach(ctx, b, row)
 	if reason == "" {
-		h.log.Info("took up sandbox", "id", sb.ID)
+		h.log.Info("took up sandbox", "id", row.ID, "state", string(b.state()))
 		return
 	}
-	b.ending.Lock()
-	defer b.ending.Unlock()
-	if gone || sb.State != arenero.Killing {
+	if gone || row.State != arenero.Killing {
 		if err := h.move(ctx, b, store.Change{To: arenero.Failed, Reason: reason}); err != nil {
-			h.log.Error("record lost sandbox", "id", sb.ID, "err", err)
+			h.log.Error("record lost sandbox", "id", row.ID, "err", err)
 		}
 	}
-	h.log.Warn("could not take up sandbox", "id", sb.ID, "reason", reason)
+	h.log.Warn("could not take up sandbox", "id", row.ID, "reason", reason)
 	if err := h.end(ctx, b, reason, ""); err != nil {
-		h.log.Error("end lost sandbox", "id", sb.ID, "err", err)
+		h.log.Error("end lost sandbox", "id", row.ID, "err", err)
 	}
 }
 
 // reattach returns why a sandbox can not go on, "" when it does. gone says that
 // its engine holds nothing of it.
-func (h *Host) reattach(ctx, life context.Context, b *box) (reason string, gone bool) {
-	engine := h.Engines[b.sb.Engine]
+func (h *Host) reattach(ctx context.Context, b *box, row store.Row) (reason string, gone bool) {
+	engine := h.Engines[row.Engine]
 	if engine == nil {
-		return "this daemon has no engine " + b.sb.Engine, true
+		return "this daemon has no engine " + row.Engine, true
 	}
-	inst, err := engine.Open(ctx, b.sb.ID)
+	if h.sleptOnDisk(ctx, b, row, engine) {
+		return "", false
+	}
+	inst, err := engine.Open(ctx, row.Box)
 	if arenero.CodeOf(err) == arenero.NotFound {
 		return "its box was gone when the daemon came back", true
 	}
 	if err != nil {
 		return "its box could not be opened: " + clip(printable(err.Error()), 500), false
 	}
-	b.mu.Lock()
-	b.inst = inst
-	b.mu.Unlock()
-	if b.sb.State != arenero.Running {
-		return "the daemon stopped while it was " + string(b.sb.State), false
+	y := newBody(row.Box, inst, nil)
+	b.settle(y)
+	over := !row.Ends.IsZero() && h.now().After(row.Ends) && row.OnTimeout == arenero.KillOnTimeout
+	switch row.State {
+	case arenero.Creating, arenero.Killing:
+		return "the daemon stopped while it was " + string(row.State), false
+	case arenero.Paused:
+		if !h.follow(b, y) {
+			return "the daemon is stopping", false
+		}
+		return "", false
+	case arenero.Running:
+		if over {
+			return "its lifetime was over", false
+		}
 	}
-	if !b.sb.Ends.IsZero() && h.now().After(b.sb.Ends) {
-		return "its lifetime was over", false
+	// Whatever the daemon was doing to it, it had not done it.
+	if p, ok := inst.(arenero.Pauser); ok && row.State != arenero.Running {
+		_ = p.Resume(ctx) // it may not have been paused
 	}
 	guest, err := greet(ctx, inst, greetAgain)
 	if err != nil {
 		return "its guest did not answer: " + clip(printable(h.whyMute(ctx, inst, err).Error()), 500), false
 	}
-	b.mu.Lock()
-	b.guest = guest
-	b.mu.Unlock()
-	if !h.spawn(func() { h.watch(life, b, inst) }) {
+	y.guest = guest
+	if row.State != arenero.Running {
+		if err := h.move(ctx, b, store.Change{To: arenero.Running, StateID: "-"}); err != nil {
+			return "its state could not be recorded: " + clip(printable(err.Error()), 500), false
+		}
+	}
+	if !h.follow(b, y) {
 		return "the daemon is stopping", false
 	}
 	return "", false
+}
+
+// sleptOnDisk settles a sandbox whose state is whole on disk: it sleeps there,
+// and what may be left of its box goes.
+func (h *Host) sleptOnDisk(ctx context.Context, b *box, row store.Row, engine arenero.Engine) bool {
+	switch row.State {
+	case arenero.Hibernated:
+		return true // whether it can be restored is said when it is asked for
+	case arenero.Hibernating, arenero.Resuming:
+	default:
+		return false
+	}
+	if row.StateID == "" {
+		return false
+	}
+	if _, err := h.Images.Kept(row.StateID); err != nil {
+		return false
+	}
+	if inst, err := engine.Open(ctx, row.Box); err == nil {
+		if err := inst.Destroy(ctx); err != nil {
+			h.log.Error("clear up after hibernation", "id", row.ID, "err", err)
+		}
+	}
+	if err := h.move(ctx, b, store.Change{To: arenero.Hibernated}); err != nil {
+		h.log.Error("record sandbox that sleeps", "id", row.ID, "err", err)
+		return false
+	}
+	return true
+}
+
+// sweepStates removes the states on disk that no record speaks of: those of forks
+// and hibernations that a crash cut off.
+func (h *Host) sweepStates(ctx context.Context, known []store.Row) {
+	ids, err := h.Images.KeptIDs()
+	if err != nil {
+		h.log.Error("list states", "err", err)
+		return
+	}
+	mine := map[string]bool{}
+	for _, r := range known {
+		mine[r.StateID] = true
+	}
+	for _, id := range ids {
+		if mine[id] {
+			continue
+		}
+		if _, err := h.store.Snapshot(ctx, id); arenero.CodeOf(err) != arenero.NotFound {
+			continue
+		}
+		if err := h.Images.Drop(id); err != nil {
+			h.log.Error("sweep state", "id", id, "err", err)
+			continue
+		}
+		h.log.Info("swept a state that nobody owns", "id", id)
+	}
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -11,32 +12,62 @@ import (
 	"github.com/arenero/arenero"
 )
 
-// A watch over one run from outside the sandbox: the agent is to end it at its
-// timeout, but the agent is in there with the code.
+// An overseer watches one run from outside the sandbox: the agent is to end it at
+// its timeout, but the agent is in there with the code. Its clock stands still
+// while the sandbox sleeps.
 type overseer struct {
 	g       *guest
 	kind    string
+	what    string // for the event
 	started time.Time
 	timeout time.Duration // 0 is none
 	cancel  context.CancelFunc
-	timer   *time.Timer
 	overdue atomic.Bool
 	once    sync.Once
 	release func()
+
+	mu    sync.Mutex
+	timer *time.Timer   // nil without a timeout
+	left  time.Duration // of the time, when the timer was last set
+	since time.Time     // when that was
 }
 
 // oversee begins to watch a run. The context it returns is for the run's stream.
-func (g *guest) oversee(ctx context.Context, kind string, timeout time.Duration, release func()) (context.Context, *overseer) {
+func (g *guest) oversee(ctx context.Context, kind, what string, timeout time.Duration, release func()) (context.Context, *overseer) {
 	ctx, cancel := context.WithCancel(ctx)
-	o := &overseer{g: g, kind: kind, started: time.Now(), timeout: timeout, cancel: cancel, release: release}
+	o := &overseer{g: g, kind: kind, what: what, started: time.Now(), timeout: timeout, cancel: cancel, release: release}
 	g.b.begin()
+	g.y.mu.Lock()
+	defer g.y.mu.Unlock()
 	if timeout > 0 {
-		o.timer = time.AfterFunc(timeout+g.grace, func() {
+		o.left, o.since = timeout+g.grace, o.started
+		o.timer = time.AfterFunc(o.left, func() {
 			o.overdue.Store(true)
 			cancel()
 		})
 	}
+	g.y.runs[o] = struct{}{}
+	if g.y.frozen {
+		o.freeze()
+	}
 	return ctx, o
+}
+
+func (o *overseer) freeze() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.timer != nil && o.timer.Stop() {
+		o.left = max(o.left-time.Since(o.since), 0)
+	}
+}
+
+func (o *overseer) thaw() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.timer != nil && !o.overdue.Load() {
+		o.since = time.Now()
+		o.timer.Reset(o.left)
+	}
 }
 
 // end is called once the run is over, or let go of; reason is for the record.
@@ -45,9 +76,16 @@ func (o *overseer) end(reason arenero.ExitReason) {
 		if o.timer != nil {
 			o.timer.Stop()
 		}
+		o.g.y.mu.Lock()
+		delete(o.g.y.runs, o)
+		o.g.y.mu.Unlock()
 		o.cancel()
 		o.g.b.done(o.g.h.now())
-		o.g.h.meter.ran(o.kind, reason, time.Since(o.started))
+		took := time.Since(o.started)
+		o.g.h.meter.ran(o.kind, reason, took)
+		o.g.h.tell(o.g.b.sb, o.kind, map[string]string{
+			"what": o.what, "exit_reason": string(reason), "duration_ms": strconv.FormatInt(took.Milliseconds(), 10),
+		})
 		if o.release != nil {
 			o.release()
 		}
@@ -58,12 +96,12 @@ func (o *overseer) end(reason arenero.ExitReason) {
 // or with its box. Otherwise it returns the error that the caller is to see.
 func (o *overseer) verdict(ctx context.Context, err error) (reason arenero.ExitReason, code int, out error) {
 	if o.overdue.Load() {
-		o.g.h.log.Warn("guest did not end a run at its timeout; ending the sandbox", "id", o.g.b.sb.ID, "timeout", o.timeout)
+		o.g.h.log.Warn("guest did not end a run at its timeout; ending the sandbox", "id", o.g.b.id(), "timeout", o.timeout)
 		o.g.h.endSoon(ctx, o.g.b, "a run went on past its timeout and could not be stopped", arenero.TimedOut)
 		return arenero.TimedOut, 124, nil
 	}
 	if ctx.Err() != nil {
-		return "", 0, arenero.Errorf(arenero.Canceled, "follow run", o.g.b.sb.ID, "the caller went away")
+		return "", 0, arenero.Errorf(arenero.Canceled, "follow run", o.g.b.id(), "the caller went away")
 	}
 	if exit, ok := o.g.ended(ctx); ok {
 		switch {
@@ -83,7 +121,7 @@ func (g *guest) limitOf(asked time.Duration, endless bool) (time.Duration, error
 		return 0, arenero.Errorf(arenero.Invalid, "check timeout", "", "timeout is %v, must be between 0 and %v", asked, arenero.MaxTimeout)
 	}
 	if asked == 0 && !endless {
-		return g.b.sb.Limits.Timeout, nil // never changes: no lock
+		return g.b.sandbox().Limits.Timeout, nil
 	}
 	return asked, nil
 }
@@ -98,16 +136,16 @@ func (g *guest) Start(ctx context.Context, c arenero.Command) (arenero.Process, 
 	if c.Timeout, err = g.limitOf(c.Timeout, c.Detach || c.PTY != nil); err != nil {
 		return nil, err
 	}
-	return g.process(ctx, c.Timeout, func(ctx context.Context) (arenero.Process, error) { return g.Guest.Start(ctx, c) })
+	return g.process(ctx, clip(printable(c.Argv[0]), 100), c.Timeout, func(ctx context.Context) (arenero.Process, error) { return g.Guest.Start(ctx, c) })
 }
 
 // Attach takes up a process.
 func (g *guest) Attach(ctx context.Context, pid int) (arenero.Process, error) {
-	return g.process(ctx, 0, func(ctx context.Context) (arenero.Process, error) { return g.Guest.Attach(ctx, pid) })
+	return g.process(ctx, "pid "+strconv.Itoa(pid), 0, func(ctx context.Context) (arenero.Process, error) { return g.Guest.Attach(ctx, pid) })
 }
 
-func (g *guest) process(ctx context.Context, timeout time.Duration, open func(context.Context) (arenero.Process, error)) (arenero.Process, error) {
-	inner, o := g.oversee(ctx, "process", timeout, nil)
+func (g *guest) process(ctx context.Context, what string, timeout time.Duration, open func(context.Context) (arenero.Process, error)) (arenero.Process, error) {
+	inner, o := g.oversee(ctx, "process", what, timeout, nil)
 	p, err := open(inner)
 	if err != nil {
 		defer o.end("")
@@ -139,7 +177,7 @@ func (p *process) Next() (arenero.ProcessEvent, error) {
 	}
 	p.done = true
 	if errors.Is(err, io.EOF) { // a guest that ends a stream without saying how breaks the protocol
-		err = arenero.Errorf(arenero.Internal, "follow process", p.o.g.b.sb.ID, "the guest did not say how it ended")
+		err = arenero.Errorf(arenero.Internal, "follow process", p.o.g.b.id(), "the guest did not say how it ended")
 	}
 	reason, code, err := p.o.verdict(p.ctx, err)
 	p.o.end(reason)
@@ -166,15 +204,15 @@ func (g *guest) Execute(ctx context.Context, e arenero.Execute) (arenero.Executi
 	if err := CheckEnv(e.Env); err != nil {
 		return nil, err
 	}
-	release, err := g.b.turn(ctx, e.Kernel)
+	release, err := g.y.queue(ctx, g.b.id(), e.Kernel)
 	if err != nil {
 		return nil, err
 	}
-	inner, o := g.oversee(ctx, "cell", e.Timeout, release)
+	inner, o := g.oversee(ctx, "cell", e.Kernel, e.Timeout, release)
 	x, err := g.Guest.Execute(inner, e)
 	if err != nil {
 		defer o.end("")
-		g.b.noteKernel(e.Kernel, false)
+		g.y.noteKernel(e.Kernel, false)
 		return nil, g.explain(ctx, err)
 	}
 	return &execution{Execution: x, o: o, ctx: ctx, kernel: e.Kernel}, nil
@@ -199,16 +237,16 @@ func (x *execution) Next() (arenero.KernelEvent, error) {
 		if e.End != nil {
 			x.done = true
 			if e.End.Reason != arenero.Exited && e.End.Reason != arenero.RaisedError {
-				x.o.g.b.noteKernel(x.kernel, false) // it may have died of it
+				x.o.g.y.noteKernel(x.kernel, false) // it may have died of it
 			}
 			x.o.end(e.End.Reason)
 		}
 		return e, nil
 	}
 	x.done = true
-	x.o.g.b.noteKernel(x.kernel, false)
+	x.o.g.y.noteKernel(x.kernel, false)
 	if errors.Is(err, io.EOF) {
-		err = arenero.Errorf(arenero.Internal, "follow cell", x.o.g.b.sb.ID, "the guest did not say how it ended")
+		err = arenero.Errorf(arenero.Internal, "follow cell", x.o.g.b.id(), "the guest did not say how it ended")
 	}
 	reason, code, err := x.o.verdict(x.ctx, err)
 	x.o.end(reason)
@@ -235,38 +273,35 @@ type queue struct {
 	waiting int
 }
 
-// turn waits until the kernel is free and returns what frees it again.
-func (b *box) turn(ctx context.Context, kernel string) (func(), error) {
+// queue waits until the kernel is free and returns what frees it again.
+func (y *body) queue(ctx context.Context, id, kernel string) (func(), error) {
 	const op = "run cell"
-	b.mu.Lock()
-	if b.queues == nil {
-		b.queues = map[string]*queue{}
-	}
-	q := b.queues[kernel]
+	y.mu.Lock()
+	q := y.queues[kernel]
 	if q == nil {
 		q = &queue{token: make(chan struct{}, 1)}
-		b.queues[kernel] = q
+		y.queues[kernel] = q
 	}
 	if q.waiting >= maxWaiting {
-		b.mu.Unlock()
+		y.mu.Unlock()
 		return nil, arenero.Errorf(arenero.Exhausted, op, kernel, "%d cells wait for this kernel", maxWaiting).
 			WithHint("wait for earlier cells, or interrupt the kernel")
 	}
 	q.waiting++
-	b.mu.Unlock()
+	y.mu.Unlock()
 	leave := func() {
-		b.mu.Lock()
-		defer b.mu.Unlock()
+		y.mu.Lock()
+		defer y.mu.Unlock()
 		if q.waiting--; q.waiting == 0 {
-			delete(b.queues, kernel) // names come from callers: none may pile up
+			delete(y.queues, kernel) // names come from callers: none may pile up
 		}
 	}
 	select {
 	case q.token <- struct{}{}:
 		return func() { <-q.token; leave() }, nil
-	case <-b.gone:
+	case <-y.gone:
 		leave()
-		return nil, arenero.Errorf(arenero.Conflict, op, b.sb.ID, "the sandbox has ended")
+		return nil, arenero.Errorf(arenero.Conflict, op, id, "the sandbox has ended or gone to sleep")
 	case <-ctx.Done():
 		leave()
 		return nil, arenero.Errorf(arenero.Canceled, op, kernel, "the caller went away while waiting for the kernel")

@@ -10,30 +10,66 @@ import (
 	"github.com/arenero/arenero/store"
 )
 
-// A box is a sandbox that this host holds now: what the store knows of it, and
-// its running parts.
+// A box is a sandbox that this host holds: what the store knows of it, and the
+// body it lives in now, if it has one.
 type box struct {
-	ending sync.Mutex // held by the one that takes it down
+	// turn is held by the one that changes what the sandbox is: puts it to sleep,
+	// wakes it, takes it down. Making it is done before anybody else can.
+	turn sync.Mutex
+
+	stop context.CancelFunc // ends its making and its watchers
+	life context.Context    // ends with stop
+	made chan struct{}      // closed when its making is over
 
 	mu       sync.Mutex
 	sb       arenero.Sandbox
-	inst     arenero.Instance // nil until the engine made it
-	guest    arenero.Guest    // nil until greeted
-	suspect  bool             // the wire failed a call: greet again before the next
-	active   int              // streams and calls under way
-	used     time.Time        // when the last one ended
-	image    arenero.Image
-	stop     context.CancelFunc // ends its making and its watcher
-	made     chan struct{}      // closed when Create is through with it
-	gone     chan struct{}      // closed when the box has ended; exit is set then
-	exit     arenero.Exit
-	goneOnce sync.Once
-	queues   map[string]*queue // of cells, by kernel
-	kernels  map[string]bool   // that were seen to run
+	recorded bool          // the store has a row of it
+	image    arenero.Image // what it was made of; empty after a restart until it is needed
+	digest   string        // of the image
+	stateID  string        // its state on disk while it sleeps there
+	body     *body         // nil while it is made, sleeps on disk, or has ended
+	active   int           // streams and calls under way
+	used     time.Time     // when the last one ended
+	slept    time.Time     // since when it is paused
+	cpu      sample        // for telling a job without requests from idleness
 }
 
-func newBox(sb arenero.Sandbox, stop context.CancelFunc, now time.Time) *box {
-	return &box{sb: sb, stop: stop, used: now, made: make(chan struct{}), gone: make(chan struct{})}
+// A body is one box of an engine in which a sandbox lives, from a boot or a
+// restore until the box ends. A sandbox that wakes from disk gets another.
+type body struct {
+	id    string // the engine's name for it
+	inst  arenero.Instance
+	leave context.CancelFunc // stops watching it
+
+	mu      sync.Mutex
+	guest   arenero.Guest // nil until greeted
+	suspect bool          // the wire failed a call: greet again before the next
+	queues  map[string]*queue
+	kernels map[string]bool // that were seen to run
+	runs    map[*overseer]struct{}
+	frozen  bool
+
+	gone chan struct{} // closed when it has ended; exit is set then
+	once sync.Once
+	exit arenero.Exit
+}
+
+// sample is what a sandbox had used of the processor at a time.
+type sample struct {
+	at  time.Time
+	cpu time.Duration
+}
+
+func newBox(ctx context.Context, sb arenero.Sandbox, now time.Time) *box {
+	life, stop := context.WithCancel(context.WithoutCancel(ctx))
+	return &box{sb: sb, life: life, stop: stop, used: now, made: make(chan struct{})}
+}
+
+func newBody(id string, inst arenero.Instance, guest arenero.Guest) *body {
+	return &body{
+		id: id, inst: inst, guest: guest, leave: func() {}, gone: make(chan struct{}),
+		queues: map[string]*queue{}, kernels: map[string]bool{}, runs: map[*overseer]struct{}{},
+	}
 }
 
 // sandbox returns what is known of it now.
@@ -49,14 +85,57 @@ func (b *box) state() arenero.State {
 	return b.sb.State
 }
 
-// ended records how the box ended; only the first report counts.
-func (b *box) ended(e arenero.Exit) {
-	b.goneOnce.Do(func() {
-		b.mu.Lock()
-		b.exit = e
-		b.mu.Unlock()
-		close(b.gone)
+func (b *box) id() string { return b.sb.ID } // never changes: no lock
+
+func (b *box) at() *body {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.body
+}
+
+func (b *box) settle(to *body) {
+	b.mu.Lock()
+	b.body = to
+	b.mu.Unlock()
+}
+
+// ended records how a body ended; only the first report counts.
+func (y *body) ended(e arenero.Exit) {
+	y.once.Do(func() {
+		y.exit = e
+		close(y.gone)
 	})
+}
+
+// part lets go of the body's guest; the box goes on.
+func (y *body) part() {
+	y.mu.Lock()
+	g := y.guest
+	y.guest = nil
+	y.mu.Unlock()
+	if g != nil {
+		_ = g.Close() // the wire is of no use any more either way
+	}
+}
+
+// freeze stops the clocks of what runs in it, thaw starts them again: a sleeping
+// sandbox's runs do not use up their time.
+func (y *body) freeze() {
+	y.mu.Lock()
+	defer y.mu.Unlock()
+	y.frozen = true
+	for o := range y.runs {
+		o.freeze()
+	}
+}
+
+func (y *body) thaw() {
+	y.mu.Lock()
+	defer y.mu.Unlock()
+	y.frozen = false
+	for o := range y.runs {
+		o.thaw()
+	}
 }
 
 // begin and done bracket one use, so that a busy sandbox is not taken for idle.
@@ -74,7 +153,9 @@ func (b *box) done(now time.Time) {
 }
 
 // move is the only place where a sandbox changes its state: it asks the table of
-// allowed moves, writes to the store and then changes what readers see.
+// allowed moves, writes to the store and then changes what readers see. A sandbox
+// that came out of a pool is written when it runs and not before: until then its
+// box belongs to nobody and a crash leaves it to the sweep.
 // [arenero.Conflict] for a move that is not allowed.
 func (h *Host) move(ctx context.Context, b *box, c store.Change) error {
 	b.mu.Lock()
@@ -84,26 +165,45 @@ func (h *Host) move(ctx context.Context, b *box, c store.Change) error {
 		return arenero.Errorf(arenero.Conflict, "change state", b.sb.ID, "it is %s and can not become %s", from, c.To)
 	}
 	c.At = h.now()
-	if err := h.store.MoveSandbox(ctx, b.sb.ID, from, c); err != nil {
-		return err
-	}
-	b.sb.State = c.To
+	next := b.sb
+	next.State = c.To
 	if c.Reason != "" {
-		b.sb.Reason = c.Reason
+		next.Reason = c.Reason
+	}
+	if c.To == arenero.Running {
+		next.Reason = ""
 	}
 	if c.ExitCause != "" {
-		b.sb.ExitCause = c.ExitCause
+		next.ExitCause = c.ExitCause
 	}
 	if c.From != "" {
-		b.sb.From = c.From
-	}
-	if c.FromWhy != "" {
-		b.sb.FromWhy = c.FromWhy
+		next.From, next.FromWhy = c.From, c.FromWhy
 	}
 	if !c.Ends.IsZero() {
-		b.sb.Ends = c.Ends
+		next.Ends = c.Ends
+	}
+	switch {
+	case b.recorded:
+		if err := h.store.MoveSandbox(ctx, b.sb.ID, from, c); err != nil {
+			return err
+		}
+	case c.To == arenero.Running:
+		row := store.Row{Sandbox: next, Box: c.Box, Digest: b.digest}
+		if err := h.store.AddSandbox(ctx, row); err != nil {
+			return err
+		}
+		b.recorded = true
+	}
+	b.sb = next
+	switch c.StateID {
+	case "":
+	case "-":
+		b.stateID = ""
+	default:
+		b.stateID = c.StateID
 	}
 	h.meter.moved(c.To)
+	h.events.poke()
 	return nil
 }
 

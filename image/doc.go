@@ -17,6 +17,7 @@
 //	blobs/sha256-<hex>.erofs    the file systems, by the digest of their bytes
 //	names/<name>.json           what a name stands for now
 //	snapshots/<hex>/<key>/      warm snapshots of an image, see [Key]
+//	kept/<id>/                  the state of one sandbox, see [Kept]
 //	locks/                      one lock per name; flock, so nothing to clean up
 //	tmp/                        work in progress
 //

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -39,7 +40,7 @@ func Open(dir string) (*Store, error) {
 		return nil, fail(op, "", err)
 	}
 	s := &Store{dir: abs}
-	for _, sub := range []string{"blobs", "names", "snapshots", "locks", "tmp"} {
+	for _, sub := range []string{"blobs", "names", "snapshots", "kept", "locks", "tmp"} {
 		// Not for others: snapshots hold memory.
 		if err := os.MkdirAll(s.path(sub), 0o700); err != nil {
 			return nil, fail(op, "", err)
@@ -231,13 +232,25 @@ func (s *Store) collect(ctx context.Context) error {
 	for _, d := range all {
 		named[blobName(d.Digest)] = true
 	}
+	kept := map[string]bool{}
+	ids, err := s.KeptIDs()
+	if err != nil {
+		return err
+	}
+	for _, id := range ids {
+		m, err := readMeta(s.keptDir(id))
+		if err != nil {
+			return fmt.Errorf("state %s: %w", id, err) // it may need any of them
+		}
+		kept[blobName(m.Key.Image)] = true
+	}
 	blobs, err := os.ReadDir(s.path("blobs"))
 	if err != nil {
 		return err
 	}
 	for _, b := range blobs {
 		path := s.path("blobs", b.Name())
-		if !named[b.Name()] && !isOpen(path) {
+		if !named[b.Name()] && !kept[b.Name()] && !isOpen(path) {
 			if err := os.Remove(path); err != nil {
 				return err
 			}

@@ -29,6 +29,8 @@ type Ceilings struct {
 	CPUs      float64 `json:"cpus,omitempty"`      // of one sandbox
 	Memory    int64   `json:"memory,omitempty"`    // bytes, of one sandbox
 	Disk      int64   `json:"disk,omitempty"`      // bytes, of one sandbox
+	Creates   int     `json:"creates,omitempty"`   // sandboxes made in a minute
+	Engine    string  `json:"engine,omitempty"`    // the only one it may use; "" is any
 }
 
 // AddKey keeps a key. [arenero.Conflict] for an id that exists.

@@ -21,6 +21,18 @@ type Change struct {
 	From      string // how it was made
 	FromWhy   string
 	Ends      time.Time
+	Box       string         // the engine's name for its box
+	StateID   string         // where it sleeps on disk; "-" is nowhere any more
+	Event     *arenero.Event // what to tell of it; nil is the change of state alone
+}
+
+// A Row is all that is kept of a sandbox: what its owner sees, and what only the
+// host needs.
+type Row struct {
+	arenero.Sandbox
+	Box     string
+	StateID string
+	Digest  string // of its image
 }
 
 // A Filter chooses sandboxes. The zero value chooses all.
@@ -28,8 +40,9 @@ type Filter struct {
 	Tenant string          // "" is every tenant
 	States []arenero.State // none is every state
 	Image  string
-	After  string // id of the last one of the page before
-	Limit  int    // 0 is no bound
+	Labels map[string]string // all of these
+	After  string            // id of the last one of the page before
+	Limit  int               // 0 is no bound
 }
 
 // limits is arenero.Limits with the field that the public JSON does not show.
@@ -39,37 +52,41 @@ type limits struct {
 	Timeout time.Duration `json:"timeout_ns"`
 }
 
-// AddSandbox writes the intent to make a sandbox. [arenero.Conflict] for an id
-// that exists.
-func (s *Store) AddSandbox(ctx context.Context, sb arenero.Sandbox, spec arenero.Spec) error {
+// AddSandbox writes the intent to make a sandbox, or one that is made already.
+// The values of env are not kept: they may be secrets. [arenero.Conflict] for an
+// id that exists.
+func (s *Store) AddSandbox(ctx context.Context, r Row) error {
 	const op = "record sandbox"
-	hidden := make(map[string]string, len(spec.Env))
-	for k := range spec.Env {
-		hidden[k] = ""
-	}
-	spec.Env = hidden
-	lim, err := json.Marshal(limits{sb.Limits, sb.Limits.Timeout})
+	lim, err := json.Marshal(limits{r.Limits, r.Limits.Timeout})
 	if err != nil {
-		return fault(op, sb.ID, err)
+		return fault(op, r.ID, err)
 	}
-	labels, err := json.Marshal(sb.Labels)
+	labels, err := json.Marshal(r.Labels)
 	if err != nil {
-		return fault(op, sb.ID, err)
+		return fault(op, r.ID, err)
 	}
-	asked, err := json.Marshal(spec)
+	volumes, err := json.Marshal(r.Volumes)
 	if err != nil {
-		return fault(op, sb.ID, err)
+		return fault(op, r.ID, err)
 	}
-	_, err = s.write.ExecContext(ctx, `INSERT INTO sandboxes
-		(id, tenant, state, engine, image, limits, labels, spec, made_by, made_why, created, ends)
-		VALUES (?,?,?,?,?,?,?,?,?,?,?,?)`,
-		sb.ID, sb.Tenant, string(sb.State), sb.Engine, sb.Image, string(lim), string(labels), string(asked),
-		sb.From, sb.FromWhy, nanos(sb.Created), nanos(sb.Ends))
+	err = s.tx(ctx, func(tx *sql.Tx) error {
+		_, err := tx.ExecContext(ctx, `INSERT INTO sandboxes
+			(id, tenant, state, engine, image, digest, limits, labels, spec, made_by, made_why, created, ends,
+			 box, state_id, hostname, lifetime, idle, on_timeout, parent, snapshot, volumes)
+			VALUES (?,?,?,?,?,?,?,?,'{}',?,?,?,?,?,?,?,?,?,?,?,?,?)`,
+			r.ID, r.Tenant, string(r.State), r.Engine, r.Image, r.Digest, string(lim), string(labels),
+			r.From, r.FromWhy, nanos(r.Created), nanos(r.Ends), r.Box, r.StateID, r.Hostname,
+			int64(r.Lifetime), int64(r.Idle), string(r.OnTimeout), r.Parent, r.Snapshot, string(volumes))
+		if err != nil {
+			return err
+		}
+		return addEvent(ctx, tx, arenero.Event{Sandbox: r.ID, At: r.Created, Kind: "state", State: r.State}, r.Tenant)
+	})
 	if err != nil && strings.Contains(err.Error(), "UNIQUE constraint failed") {
-		return arenero.Errorf(arenero.Conflict, op, sb.ID, "the id is in use")
+		return arenero.Errorf(arenero.Conflict, op, r.ID, "the id is in use")
 	}
 	if err != nil {
-		return fault(op, sb.ID, err)
+		return fault(op, r.ID, err)
 	}
 	return nil
 }
@@ -90,16 +107,30 @@ func (s *Store) MoveSandbox(ctx context.Context, id string, from arenero.State, 
 			made_by    = CASE WHEN ? = '' THEN made_by ELSE ? END,
 			made_why   = CASE WHEN ? = '' THEN made_why ELSE ? END,
 			ends       = CASE WHEN ? = 0 THEN ends ELSE ? END,
-			ended      = CASE WHEN ? = 0 THEN ended ELSE ? END
+			ended      = CASE WHEN ? = 0 THEN ended ELSE ? END,
+			box        = CASE WHEN ? = '' THEN box ELSE ? END,
+			state_id   = CASE ? WHEN '' THEN state_id WHEN '-' THEN '' ELSE ? END
 			WHERE id = ? AND state = ?`,
 			string(c.To), c.Reason, c.Reason, string(c.ExitCause), string(c.ExitCause),
 			c.From, c.From, c.FromWhy, c.FromWhy, nanos(c.Ends), nanos(c.Ends), ended, ended,
-			id, string(from))
+			c.Box, c.Box, c.StateID, c.StateID, id, string(from))
 		if err != nil {
 			return err
 		}
-		if n, err := res.RowsAffected(); err != nil || n == 1 {
+		n, err := res.RowsAffected()
+		if err != nil {
 			return err
+		}
+		if n == 1 {
+			e := arenero.Event{Kind: "state"}
+			if c.Event != nil {
+				e = *c.Event
+			}
+			e.Sandbox, e.At, e.State = id, c.At, c.To
+			if e.Detail == nil && c.Reason != "" {
+				e.Detail = map[string]string{"reason": c.Reason}
+			}
+			return addEvent(ctx, tx, e, "")
 		}
 		var is string
 		err = tx.QueryRowContext(ctx, `SELECT state FROM sandboxes WHERE id = ?`, id).Scan(&is)
@@ -118,24 +149,50 @@ func (s *Store) MoveSandbox(ctx context.Context, id string, from arenero.State, 
 }
 
 const sandboxColumns = `id, tenant, state, engine, image, limits, labels,
-	made_by, made_why, reason, exit_cause, created, ends`
+	made_by, made_why, reason, exit_cause, created, ends,
+	box, state_id, digest, hostname, lifetime, idle, on_timeout, parent, snapshot, volumes`
 
 // Sandbox returns one sandbox. [arenero.NotFound] when there is none.
-func (s *Store) Sandbox(ctx context.Context, id string) (arenero.Sandbox, error) {
+func (s *Store) Sandbox(ctx context.Context, id string) (Row, error) {
 	const op = "read sandbox"
 	row := s.read.QueryRowContext(ctx, `SELECT `+sandboxColumns+` FROM sandboxes WHERE id = ?`, id)
-	sb, err := scanSandbox(row)
+	r, err := scanSandbox(row)
 	if errors.Is(err, sql.ErrNoRows) {
-		return sb, arenero.Errorf(arenero.NotFound, op, id, "no such sandbox")
+		return r, arenero.Errorf(arenero.NotFound, op, id, "no such sandbox")
 	}
 	if err != nil {
-		return sb, fault(op, id, err)
+		return r, fault(op, id, err)
 	}
-	return sb, nil
+	return r, nil
+}
+
+// EditSandbox writes what a patch has changed of a sandbox: its times, labels and
+// limits. [arenero.NotFound] when there is none.
+func (s *Store) EditSandbox(ctx context.Context, sb arenero.Sandbox) error {
+	const op = "edit sandbox"
+	lim, err := json.Marshal(limits{sb.Limits, sb.Limits.Timeout})
+	if err != nil {
+		return fault(op, sb.ID, err)
+	}
+	labels, err := json.Marshal(sb.Labels)
+	if err != nil {
+		return fault(op, sb.ID, err)
+	}
+	res, err := s.write.ExecContext(ctx, `UPDATE sandboxes SET limits = ?, labels = ?, ends = ?, lifetime = ?, idle = ?, on_timeout = ?
+		WHERE id = ?`, string(lim), string(labels), nanos(sb.Ends), int64(sb.Lifetime), int64(sb.Idle), string(sb.OnTimeout), sb.ID)
+	if err != nil {
+		return fault(op, sb.ID, err)
+	}
+	if n, err := res.RowsAffected(); err != nil {
+		return fault(op, sb.ID, err)
+	} else if n == 0 {
+		return arenero.Errorf(arenero.NotFound, op, sb.ID, "no such sandbox")
+	}
+	return nil
 }
 
 // Sandboxes lists sandboxes in the order of their creation.
-func (s *Store) Sandboxes(ctx context.Context, f Filter) ([]arenero.Sandbox, error) {
+func (s *Store) Sandboxes(ctx context.Context, f Filter) ([]Row, error) {
 	const op = "list sandboxes"
 	where := []string{"1"}
 	var args []any
@@ -144,6 +201,10 @@ func (s *Store) Sandboxes(ctx context.Context, f Filter) ([]arenero.Sandbox, err
 	}
 	if f.Image != "" {
 		where, args = append(where, "image = ?"), append(args, f.Image)
+	}
+	for k, v := range f.Labels {
+		where = append(where, "EXISTS (SELECT 1 FROM json_each(labels) WHERE json_each.key = ? AND json_each.value = ?)")
+		args = append(args, k, v)
 	}
 	if len(f.States) > 0 {
 		where = append(where, "state IN (?"+strings.Repeat(",?", len(f.States)-1)+")")
@@ -164,7 +225,7 @@ func (s *Store) Sandboxes(ctx context.Context, f Filter) ([]arenero.Sandbox, err
 		return nil, fault(op, "", err)
 	}
 	defer rows.Close()
-	out := []arenero.Sandbox{}
+	out := []Row{}
 	for rows.Next() {
 		sb, err := scanSandbox(rows)
 		if err != nil {
@@ -195,24 +256,29 @@ func (s *Store) ForgetSandboxes(ctx context.Context, before time.Time) (int64, e
 	return n, nil
 }
 
-func scanSandbox(row interface{ Scan(...any) error }) (arenero.Sandbox, error) {
-	var sb arenero.Sandbox
-	var state, lim, labels, cause string
-	var created, ends int64
-	err := row.Scan(&sb.ID, &sb.Tenant, &state, &sb.Engine, &sb.Image, &lim, &labels,
-		&sb.From, &sb.FromWhy, &sb.Reason, &cause, &created, &ends)
+func scanSandbox(row interface{ Scan(...any) error }) (Row, error) {
+	var r Row
+	var state, lim, labels, cause, onTimeout, volumes string
+	var created, ends, lifetime, idle int64
+	err := row.Scan(&r.ID, &r.Tenant, &state, &r.Engine, &r.Image, &lim, &labels,
+		&r.From, &r.FromWhy, &r.Reason, &cause, &created, &ends,
+		&r.Box, &r.StateID, &r.Digest, &r.Hostname, &lifetime, &idle, &onTimeout, &r.Parent, &r.Snapshot, &volumes)
 	if err != nil {
-		return sb, err
+		return r, err
 	}
 	var l limits
 	if err := json.Unmarshal([]byte(lim), &l); err != nil {
-		return sb, err
+		return r, err
 	}
-	if err := json.Unmarshal([]byte(labels), &sb.Labels); err != nil {
-		return sb, err
+	if err := json.Unmarshal([]byte(labels), &r.Labels); err != nil {
+		return r, err
 	}
-	sb.Limits, sb.Limits.Timeout = l.Limits, l.Timeout
-	sb.State, sb.ExitCause = arenero.State(state), arenero.ExitReason(cause)
-	sb.Created, sb.Ends = fromNanos(created), fromNanos(ends)
-	return sb, nil
+	if err := json.Unmarshal([]byte(volumes), &r.Volumes); err != nil {
+		return r, err
+	}
+	r.Limits, r.Limits.Timeout = l.Limits, l.Timeout
+	r.State, r.ExitCause, r.OnTimeout = arenero.State(state), arenero.ExitReason(cause), arenero.OnTimeout(onTimeout)
+	r.Created, r.Ends = fromNanos(created), fromNanos(ends)
+	r.Lifetime, r.Idle = arenero.Seconds(lifetime), arenero.Seconds(idle)
+	return r, nil
 }

@@ -161,7 +161,7 @@ func TestNoRouteWithoutAKey(t *testing.T) {
 
 func TestScopes(t *testing.T) {
 	h := build(t)
-	key, err := h.host.MakeKey(context.Background(), host.Key{Tenant: "default", Scopes: []string{"read"}})
+	key, err := h.host.MakeKey(context.Background(), host.Local(), host.Key{Tenant: "default", Scopes: []string{"read"}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -172,11 +172,11 @@ func TestScopes(t *testing.T) {
 	if p := problem(t, h.ask("POST", "/v1/sandboxes", `{}`, as)); p.Code != arenero.Denied {
 		t.Errorf("create: %+v", p)
 	}
-	all, err := h.host.Keys(context.Background())
+	all, err := h.host.Keys(context.Background(), host.Local())
 	if err != nil || len(all) != 2 {
 		t.Fatal(all, err)
 	}
-	if err := h.host.RevokeKey(context.Background(), all[1].ID); err != nil {
+	if err := h.host.RevokeKey(context.Background(), host.Local(), all[1].ID); err != nil {
 		t.Fatal(err)
 	}
 	if p := problem(t, h.ask("GET", "/v1/sandboxes", "", as)); p.Code != arenero.Unauthenticated {

@@ -28,6 +28,7 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+	"gvisor.dev/gvisor/runsc/sandbox"
 
 	"github.com/arenero/arenero"
 )
@@ -127,7 +128,53 @@ func loadRecord(dir string) (record, error) {
 }
 
 // Create implements [arenero.Engine].
-func (e *Engine) Create(ctx context.Context, b arenero.Box) (_ arenero.Instance, err error) {
+func (e *Engine) Create(ctx context.Context, b arenero.Box) (arenero.Instance, error) {
+	p, err := e.prepare(ctx, b)
+	if err != nil {
+		return nil, err
+	}
+	return p.Start(ctx, b)
+}
+
+// Prepare implements [arenero.Preparer]: a Sentry that waits for its guest. It is
+// in its groups, and has its memory limit, but uses almost nothing.
+func (e *Engine) Prepare(ctx context.Context, b arenero.Box) (arenero.Prepared, error) {
+	p, err := e.prepare(ctx, b)
+	if err != nil {
+		return nil, err // not a typed nil
+	}
+	return p, nil
+}
+
+// Prepared implements [arenero.Prepared].
+type Prepared struct {
+	i       *Instance
+	plan    plan
+	sentry  *sandbox.Sandbox
+	started bool
+}
+
+// ID implements [arenero.Prepared].
+func (p *Prepared) ID() string { return p.i.rec.ID }
+
+// Start implements [arenero.Prepared].
+func (p *Prepared) Start(ctx context.Context, b arenero.Box) (arenero.Instance, error) {
+	const op = "create box"
+	if b.ID != p.ID() || p.started {
+		return nil, arenero.Errorf(arenero.Invalid, op, b.ID, "it is not the box that was prepared, or it was started before")
+	}
+	p.started = true
+	if err := p.i.start(ctx, p.sentry, p.plan, b); err != nil {
+		p.i.e.takeBack(ctx, p.i)
+		return nil, asError(op, b.ID, err)
+	}
+	return p.i, nil
+}
+
+// Destroy implements [arenero.Prepared].
+func (p *Prepared) Destroy(ctx context.Context) error { return p.i.Destroy(ctx) }
+
+func (e *Engine) prepare(ctx context.Context, b arenero.Box) (*Prepared, error) {
 	const op = "create box"
 	if !validID.MatchString(b.ID) {
 		return nil, arenero.Errorf(arenero.Invalid, op, "", "the id is not of the form [a-z0-9-]")
@@ -148,25 +195,28 @@ func (e *Engine) Create(ctx context.Context, b arenero.Box) (_ arenero.Instance,
 		return nil, arenero.Errorf(diskCode(err), op, b.ID, "%w", err)
 	}
 	i := e.instance(record{ID: b.ID, Limits: b.Limits, Cgroup: filepath.Join(e.parent, b.ID)})
-	defer func() {
-		if err != nil {
-			undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), 30*time.Second)
-			defer cancel()
-			if uerr := i.Destroy(undo); uerr != nil {
-				e.log.Warn("a box that could not be made could not be removed either", "box", b.ID, "err", uerr)
-			}
-		}
-	}()
-	if err := i.rec.save(i.dir); err != nil {
-		return nil, arenero.Errorf(diskCode(err), op, b.ID, "%w", err)
+	p := &Prepared{i: i}
+	err := i.rec.save(i.dir)
+	if err == nil {
+		p.sentry, p.plan, err = i.prepare(b)
 	}
-	if err := i.start(ctx, b); err != nil {
+	if err != nil {
+		e.takeBack(ctx, i)
 		return nil, asError(op, b.ID, err)
 	}
 	e.mu.Lock()
 	e.open[b.ID] = i
 	e.mu.Unlock()
-	return i, nil
+	return p, nil
+}
+
+// takeBack removes a box that could not be made.
+func (e *Engine) takeBack(ctx context.Context, i *Instance) {
+	undo, cancel := context.WithTimeout(context.WithoutCancel(ctx), 30*time.Second)
+	defer cancel()
+	if err := i.Destroy(undo); err != nil {
+		e.log.Warn("a box that could not be made could not be removed either", "box", i.rec.ID, "err", err)
+	}
 }
 
 // Open implements [arenero.Engine].

@@ -52,14 +52,23 @@ func (e *Engine) instance(r record) *Instance {
 // ID implements [arenero.Instance].
 func (i *Instance) ID() string { return i.rec.ID }
 
-// start makes the groups, the wire and the Sentry, and boots or restores.
-func (i *Instance) start(ctx context.Context, b arenero.Box) error {
-	s, p, err := i.prepare(b)
-	if err != nil {
-		return err
-	}
+// start boots or restores in a Sentry that was prepared.
+func (i *Instance) start(ctx context.Context, s *sandbox.Sandbox, p plan, b arenero.Box) (err error) {
 	if err := ctx.Err(); err != nil {
 		return err
+	}
+	p.spec.Hostname = b.Hostname
+	if b.Limits != i.rec.Limits {
+		if err := i.group.set(b.Limits); err != nil {
+			return arenero.Errorf(arenero.Unavailable, "limit box", b.ID, "%w", err).WithHint("run `arenero doctor`")
+		}
+		i.mu.Lock()
+		i.rec.Limits = b.Limits
+		err = i.rec.save(i.dir)
+		i.mu.Unlock()
+		if err != nil {
+			return err
+		}
 	}
 	if b.Restore != "" {
 		err = restore(s, p, b)
@@ -244,11 +253,11 @@ func (i *Instance) Dial(ctx context.Context) (net.Conn, error) {
 // Usage implements [arenero.Instance].
 func (i *Instance) Usage(context.Context) (arenero.Usage, error) { return i.group.usage(), nil }
 
-// Update implements [arenero.Updater]. The disk is given at boot and stays.
+// Update implements [arenero.Updater]. The disk counts as memory here; how large
+// it is, the guest agent was told when the box was claimed.
 func (i *Instance) Update(_ context.Context, l arenero.Limits) error {
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	l.Disk = i.rec.Limits.Disk
 	if err := errors.Join(i.group.set(l), i.group.throttle(l)); err != nil {
 		return arenero.Errorf(arenero.Conflict, "update limits", i.rec.ID, "%w", err).
 			WithHint("the sandbox may already use more than the new limit")

@@ -34,6 +34,7 @@ func (e *Engine) Probe(context.Context) (arenero.Capabilities, error) {
 		Pause:     true,
 		Snapshot:  true,
 		Update:    true,
+		Prepare:   true,
 		Missing:   e.defects(),
 	}, nil
 }
