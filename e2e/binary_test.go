@@ -16,6 +16,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"github.com/arenero/arenero"
+	"github.com/arenero/arenero/engine/gvisor"
 )
 
 var update = flag.Bool("update", false, "rewrite docs/deps.txt")
@@ -72,6 +73,7 @@ func TestBinaries(t *testing.T) {
 // TestMain builds what is shipped, as `make build` does: the agent first, which
 // the main program embeds.
 func TestMain(m *testing.M) {
+	gvisor.Dispatch() // sandboxes of hosts that live in this process
 	flag.Parse()
 	os.Exit(func() int {
 		dir, err := os.MkdirTemp("", "e2e")

@@ -3,6 +3,7 @@ package host
 import (
 	"context"
 	"sync"
+	"time"
 
 	"github.com/arenero/arenero"
 	"github.com/arenero/arenero/store"
@@ -133,11 +134,7 @@ func (h *Host) reattach(ctx context.Context, b *box, row store.Row) (reason stri
 			return "its lifetime was over", false
 		}
 	}
-	// Whatever the daemon was doing to it, it had not done it.
-	if p, ok := inst.(arenero.Pauser); ok && row.State != arenero.Running {
-		_ = p.Resume(ctx) // it may not have been paused
-	}
-	guest, err := greet(ctx, inst, greetAgain)
+	guest, err := h.greetLost(ctx, inst, row.State)
 	if err != nil {
 		return "its guest did not answer: " + clip(printable(h.whyMute(ctx, inst, err).Error()), 500), false
 	}
@@ -151,6 +148,24 @@ func (h *Host) reattach(ctx context.Context, b *box, row store.Row) (reason stri
 		return "the daemon is stopping", false
 	}
 	return "", false
+}
+
+// greetLost greets the guest of a box that an earlier daemon left. Whatever that
+// daemon was doing to it had not been done, but perhaps begun: then it stands
+// still. A box that does not must not be told to go on.
+func (h *Host) greetLost(ctx context.Context, inst arenero.Instance, was arenero.State) (arenero.Guest, error) {
+	p, ok := inst.(arenero.Pauser)
+	if !ok || was == arenero.Running {
+		return greet(ctx, inst, greetAgain)
+	}
+	guest, err := greet(ctx, inst, 2*time.Second)
+	if err == nil {
+		return guest, nil
+	}
+	if err := p.Resume(ctx); err != nil {
+		return nil, err
+	}
+	return greet(ctx, inst, greetAgain)
 }
 
 // sleptOnDisk settles a sandbox whose state is whole on disk: it sleeps there,

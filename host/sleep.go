@@ -2,6 +2,7 @@ package host
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"github.com/arenero/arenero"
@@ -101,8 +102,8 @@ func (h *Host) pause(ctx context.Context, b *box, reason string) error {
 		if err = h.move(ctx, b, store.Change{To: arenero.Paused}); err == nil {
 			return nil
 		}
+		err = errors.Join(err, p.Resume(ctx))
 	}
-	_ = p.Resume(ctx) // it may not have been paused
 	y.thaw()
 	if merr := h.move(ctx, b, store.Change{To: arenero.Running}); merr != nil {
 		h.log.Error("record sandbox that could not be paused", "id", b.id(), "err", merr)
@@ -164,9 +165,6 @@ func (h *Host) stayAwake(ctx context.Context, b *box, y *body, was arenero.State
 		return cause
 	}
 	if was == arenero.Running {
-		if p, ok := y.inst.(arenero.Pauser); ok {
-			_ = p.Resume(ctx) // it may not have been paused
-		}
 		y.thaw()
 		y.mu.Lock()
 		y.suspect = true

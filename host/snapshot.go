@@ -64,9 +64,6 @@ func (h *Host) keep(ctx context.Context, b *box, id, op string) (image.Kept, err
 	defer cancel()
 	y.freeze()
 	k, err := h.Images.Keep(ctx, id, from.image, h.stateKey(from), func(dir string) error { return snap.Snapshot(ctx, dir, true) })
-	if p, ok := y.inst.(arenero.Pauser); ok && was == arenero.Paused && err == nil {
-		err = p.Pause(context.WithoutCancel(ctx))
-	}
 	if was == arenero.Running {
 		y.thaw()
 	}

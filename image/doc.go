@@ -17,9 +17,9 @@
 //	blobs/sha256-<hex>.erofs    the file systems, by the digest of their bytes
 //	names/<name>.json           what a name stands for now
 //	snapshots/<hex>/<key>/      warm snapshots of an image, see [Key]
-//	kept/<id>/                  the state of one sandbox, see [Kept]
 //	locks/                      one lock per name; flock, so nothing to clean up
 //	tmp/                        work in progress
+//	../states/<id>/             the state of one sandbox, see [Kept]
 //
 // # Trust
 //

@@ -28,7 +28,10 @@ type Kept struct {
 
 var keptID = regexp.MustCompile(`^[a-z0-9][a-z0-9-]{0,63}$`)
 
-func (s *Store) keptDir(id string) string { return s.path("kept", id) }
+func (s *Store) keptDir(id string) string { return filepath.Join(s.states, id) }
+
+// statesTmp is a name that no state can have.
+func (s *Store) statesTmp() string { return filepath.Join(s.states, ".tmp") }
 
 // Keep writes a state: fill writes it into an empty folder, and it takes its
 // place whole or not at all. [arenero.Conflict] for an id in use,
@@ -41,7 +44,7 @@ func (s *Store) Keep(ctx context.Context, id string, img arenero.Image, k Key, f
 	if _, err := os.Lstat(s.keptDir(id)); err == nil {
 		return Kept{}, arenero.Errorf(arenero.Conflict, op, id, "the id is in use")
 	}
-	w, err := s.newWork("keep")
+	w, err := newWork(s.statesTmp(), "keep")
 	if err != nil {
 		return Kept{}, fail(op, id, err)
 	}
@@ -68,7 +71,7 @@ func (s *Store) Keep(ctx context.Context, id string, img arenero.Image, k Key, f
 	if err := os.Rename(filepath.Join(w.path, "new"), s.keptDir(id)); err != nil {
 		return Kept{}, fail(op, id, err)
 	}
-	if err := syncDir(s.path("kept")); err != nil {
+	if err := syncDir(s.states); err != nil {
 		return Kept{}, fail(op, id, err)
 	}
 	img.RootFS = s.path("blobs", blobName(k.Image))
@@ -82,7 +85,7 @@ func (s *Store) KeepAgain(ctx context.Context, id, of string) (Kept, error) {
 	if err != nil {
 		return Kept{}, err
 	}
-	w, err := s.newWork("keep")
+	w, err := newWork(s.statesTmp(), "keep")
 	if err != nil {
 		return Kept{}, fail(op, id, err)
 	}
@@ -115,7 +118,7 @@ func (s *Store) KeepAgain(ctx context.Context, id, of string) (Kept, error) {
 	if err := os.Rename(fresh, s.keptDir(id)); err != nil {
 		return Kept{}, fail(op, id, err)
 	}
-	if err := syncDir(s.path("kept")); err != nil {
+	if err := syncDir(s.states); err != nil {
 		return Kept{}, fail(op, id, err)
 	}
 	old.ID, old.Dir = id, filepath.Join(s.keptDir(id), snapshotBox)
@@ -171,7 +174,12 @@ func (s *Store) Drop(id string) error {
 	if !keptID.MatchString(id) {
 		return nil
 	}
-	err := s.dropSnapshot(s.keptDir(id))
+	w, err := newWork(s.statesTmp(), "drop")
+	if err != nil {
+		return fail(op, id, err)
+	}
+	defer w.done()
+	err = os.Rename(s.keptDir(id), filepath.Join(w.path, "old")) // never seen half removed
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return fail(op, id, err)
 	}
@@ -180,7 +188,7 @@ func (s *Store) Drop(id string) error {
 
 // KeptIDs names every state there is.
 func (s *Store) KeptIDs() ([]string, error) {
-	entries, err := os.ReadDir(s.path("kept"))
+	entries, err := os.ReadDir(s.states)
 	if err != nil {
 		return nil, fail("list states", "", err)
 	}

@@ -62,9 +62,11 @@ type workdir struct {
 }
 
 // newWork makes a folder for work in progress. The caller calls done.
-func (s *Store) newWork(kind string) (*workdir, error) {
+func (s *Store) newWork(kind string) (*workdir, error) { return newWork(s.path("tmp"), kind) }
+
+func newWork(tmp, kind string) (*workdir, error) {
 	for {
-		dir, err := os.MkdirTemp(s.path("tmp"), kind+"-")
+		dir, err := os.MkdirTemp(tmp, kind+"-")
 		if err != nil {
 			return nil, err
 		}
@@ -107,8 +109,8 @@ func removeAll(dir string) error {
 }
 
 // sweep removes the work of processes that no longer live.
-func (s *Store) sweep() error {
-	entries, err := os.ReadDir(s.path("tmp"))
+func sweep(tmp string) error {
+	entries, err := os.ReadDir(tmp)
 	if err != nil {
 		return err
 	}
@@ -117,7 +119,7 @@ func (s *Store) sweep() error {
 		if filepath.Ext(name) == ".lock" {
 			continue
 		}
-		path := s.path("tmp", name)
+		path := filepath.Join(tmp, name)
 		l, err := tryLock(path + ".lock")
 		if errors.Is(err, errHeld) {
 			continue // somebody works there

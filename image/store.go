@@ -19,7 +19,8 @@ import (
 // A Store holds images in a folder. Any number of processes may use the same
 // folder at once; all methods may be called from any number of goroutines.
 type Store struct {
-	dir string
+	dir    string
+	states string // beside dir: images are shared by all daemons, states are of one
 }
 
 // Details is all that the store knows of an image.
@@ -39,15 +40,17 @@ func Open(dir string) (*Store, error) {
 	if err != nil {
 		return nil, fail(op, "", err)
 	}
-	s := &Store{dir: abs}
-	for _, sub := range []string{"blobs", "names", "snapshots", "kept", "locks", "tmp"} {
+	s := &Store{dir: abs, states: filepath.Join(filepath.Dir(abs), "states")}
+	for _, dir := range []string{s.path("blobs"), s.path("names"), s.path("snapshots"), s.path("locks"), s.path("tmp"), s.statesTmp()} {
 		// Not for others: snapshots hold memory.
-		if err := os.MkdirAll(s.path(sub), 0o700); err != nil {
+		if err := os.MkdirAll(dir, 0o700); err != nil {
 			return nil, fail(op, "", err)
 		}
 	}
-	if err := s.sweep(); err != nil {
-		return nil, fail(op, "", err)
+	for _, tmp := range []string{s.path("tmp"), s.statesTmp()} {
+		if err := sweep(tmp); err != nil {
+			return nil, fail(op, "", err)
+		}
 	}
 	return s, nil
 }

@@ -315,14 +315,32 @@ func (i *Instance) Snapshot(ctx context.Context, dir string, keepRunning bool) e
 	if err != nil {
 		return arenero.Errorf(arenero.Internal, op, i.ID(), "%w", err)
 	}
+	if !keepRunning {
+		// Pauses are counted: it stands still from here until it is killed, or, if
+		// it can not be written, until this one is taken back. (Told not to go on, a
+		// Sentry ends itself even when the writing has failed.)
+		if err := s.Pause(i.ID()); err != nil {
+			return arenero.Errorf(arenero.Internal, op, i.ID(), "pause: %w", err)
+		}
+	}
 	err = s.Checkpoint(conf, i.ID(), dir, sandbox.CheckpointOpts{
-		Compression: statefile.CompressionLevelNone, Resume: keepRunning, ExcludeCommittedZeroPages: true,
+		Compression: statefile.CompressionLevelNone, Resume: true, ExcludeCommittedZeroPages: true,
 	})
 	if err != nil {
+		err = checkpointError(err)
+		if !keepRunning {
+			err = errors.Join(err, s.Resume(i.ID()))
+		}
 		return arenero.Errorf(diskCode(err), op, i.ID(), "%w", err)
 	}
 	if keepRunning {
 		return nil
+	}
+	i.mu.Lock()
+	rec := i.rec
+	i.mu.Unlock()
+	for _, pid := range i.sentries(rec) {
+		_ = unix.Kill(pid, unix.SIGKILL)
 	}
 	select {
 	case <-i.ended:
@@ -330,6 +348,18 @@ func (i *Instance) Snapshot(ctx context.Context, dir string, keepRunning bool) e
 	case <-ctx.Done():
 		return arenero.Errorf(arenero.Timeout, op, i.ID(), "the box did not end: %w", ctx.Err())
 	}
+}
+
+// checkpointError brings back what an error was before it crossed the control
+// socket as text, and leaves out the stack of the Sentry that comes with it.
+func checkpointError(err error) error {
+	text, _, _ := strings.Cut(err.Error(), "\n")
+	for _, known := range []error{unix.ENOSPC, unix.EDQUOT} {
+		if strings.Contains(err.Error(), known.Error()) {
+			return fmt.Errorf("%w (%.300s)", known, text)
+		}
+	}
+	return fmt.Errorf("%.600s", text)
 }
 
 // Wait implements [arenero.Instance].
