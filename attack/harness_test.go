@@ -69,7 +69,7 @@ func run(m *testing.M) (int, error) {
 	if err := os.Symlink(filepath.Join(images, "images"), filepath.Join(house.data, "images")); err != nil {
 		return 0, err
 	}
-	daemon := command(bin, "serve", "--data", house.data, "--listen", "127.0.0.1:0")
+	daemon := command(bin, "serve", "--data", house.data, "--listen", "127.0.0.1:0", "--pool-max", "0", "--on-stop", "kill")
 	daemon.Stderr = os.Stderr
 	out, err := daemon.StdoutPipe()
 	if err != nil {
@@ -153,7 +153,7 @@ func sentry(t *testing.T, sb *client.Sandbox) int {
 	files, _ := filepath.Glob("/proc/[0-9]*/cmdline")
 	for _, f := range files {
 		raw, err := os.ReadFile(f)
-		if err == nil && strings.HasPrefix(string(raw), "runsc-sandbox\x00") && strings.HasSuffix(string(raw), "\x00"+sb.ID()+"\x00") {
+		if err == nil && strings.HasPrefix(string(raw), "runsc-sandbox\x00") && strings.Contains(string(raw), "\x00box-"+sb.ID()[4:12]+"-") {
 			pid, _ := strconv.Atoi(filepath.Base(filepath.Dir(f)))
 			return pid
 		}

@@ -82,6 +82,9 @@ func (m home) open(t *testing.T, c host.Config) (h *host.Host, shut func()) {
 	if h, err = host.New(c); err != nil {
 		t.Fatal(err)
 	}
+	if err := h.Recover(t.Context()); err != nil {
+		t.Fatal(err)
+	}
 	ctx, stop := context.WithCancel(context.Background())
 	ran := make(chan error, 1)
 	go func() { ran <- h.Run(ctx) }()

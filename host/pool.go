@@ -17,6 +17,7 @@ type size struct {
 	image  string // digest
 	cpus   float64
 	memory int64
+	disk   int64
 }
 
 // Bounds of what is kept ready without anybody having asked for it.
@@ -68,7 +69,7 @@ type spare struct {
 }
 
 func classOf(from origin, l arenero.Limits) size {
-	return size{from.engine.Name(), from.image.Digest, l.CPUs, l.Memory}
+	return size{from.engine.Name(), from.image.Digest, l.CPUs, l.Memory, l.Disk}
 }
 
 // claim gives a sandbox a body out of the pool, if there is one that fits.

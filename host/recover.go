@@ -86,6 +86,14 @@ func (h *Host) takeUp(ctx context.Context, row store.Row) {
 	b.turn.Lock()
 	defer b.turn.Unlock()
 	reason, gone := h.reattach(ctx, b, row)
+	if ctx.Err() != nil { // we are being stopped: the next one tries
+		if y := b.at(); y != nil {
+			y.leave()
+			y.part()
+		}
+		h.drop(b)
+		return
+	}
 	if reason == "" {
 		h.log.Info("took up sandbox", "id", row.ID, "state", string(b.state()))
 		return

@@ -64,7 +64,7 @@ func (h *Host) renewPools(ctx context.Context) {
 			h.log.Warn("keep pool", "image", ask.Image, "err", err)
 			continue
 		}
-		s := size{from.engine.Name(), from.image.Digest, ask.CPUs, ask.Memory}
+		s := size{from.engine.Name(), from.image.Digest, ask.CPUs, ask.Memory, arenero.DefaultLimits().Disk}
 		kept[s] = true
 		h.pools.mu.Lock()
 		c := h.pools.class(h, from, s)
@@ -190,7 +190,7 @@ func (h *Host) restock(ctx context.Context, c *class, from origin, asSpare bool)
 
 // limits are what a member is made with; the rest is given when it is handed out.
 func (c *class) limits() arenero.Limits {
-	return arenero.Limits{CPUs: c.size.cpus, Memory: c.size.memory}.WithDefaults()
+	return arenero.Limits{CPUs: c.size.cpus, Memory: c.size.memory, Disk: c.size.disk}.WithDefaults()
 }
 
 // member restores a sandbox and greets it.
@@ -215,7 +215,39 @@ func (h *Host) member(ctx context.Context, from origin, ask arenero.Box) (*membe
 		}
 		return nil, err
 	}
-	return &member{body: newBody(inst.ID(), inst, guest), dir: from.dir}, nil
+	m := &member{body: newBody(inst.ID(), inst, guest), dir: from.dir}
+	if err := h.rehearse(ctx, guest, from, ask); err != nil {
+		h.discard(ctx, m)
+		return nil, err
+	}
+	return m, nil
+}
+
+// rehearse does to a member, for nobody, what is done when one is handed out: the
+// pages of a restored kernel come in when they are first touched, and that takes
+// a hundred milliseconds that nobody should wait for.
+func (h *Host) rehearse(ctx context.Context, g arenero.Guest, from origin, ask arenero.Box) error {
+	if err := g.Wake(ctx, arenero.Wake{
+		SandboxID: ask.ID, Hostname: ask.Hostname, Now: h.now(), Entropy: entropy(), Env: from.image.Env, Limits: ask.Limits,
+		User: userOf(from.image), Workdir: workdirOf(from.image), Warm: true,
+	}); err != nil {
+		return err
+	}
+	for _, k := range from.image.Warm {
+		for range 2 {
+			if err := runCode(ctx, g, k.Name, rehearsal[k.Language]); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// rehearsal is what a kernel of a language does in a rehearsal; it leaves nothing
+// behind.
+var rehearsal = map[string]string{
+	"python": "print(1)",
+	"bash":   "echo 1",
 }
 
 // guard watches a member until it is handed out: one that dies is thrown away.

@@ -211,10 +211,15 @@ func warmKernel(ctx context.Context, g arenero.Guest, k arenero.WarmKernel) erro
 	if _, err := g.StartKernel(ctx, arenero.KernelRequest{Name: k.Name, Language: k.Language}); err != nil {
 		return err
 	}
-	if k.Code == "" {
+	return runCode(ctx, g, k.Name, k.Code)
+}
+
+// runCode runs code that belongs to nobody; "" is nothing to do.
+func runCode(ctx context.Context, g arenero.Guest, kernel, code string) error {
+	if code == "" {
 		return nil
 	}
-	x, err := g.Execute(ctx, arenero.Execute{Kernel: k.Name, Code: k.Code, Timeout: 2 * time.Minute, Silent: true})
+	x, err := g.Execute(ctx, arenero.Execute{Kernel: kernel, Code: code, Timeout: 2 * time.Minute, Silent: true})
 	if err != nil {
 		return err
 	}

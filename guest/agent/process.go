@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/arenero/arenero"
+	"github.com/arenero/arenero/guest/agent/jupyter"
 	"github.com/arenero/arenero/guest/wire"
 )
 
@@ -84,11 +85,9 @@ func (p *process) run() {
 	for _, m := range p.outs {
 		pumps.Go(func() { p.pump(m) })
 	}
-	var expired <-chan time.Time
+	expired := make(chan struct{})
 	if p.timeout > 0 {
-		t := time.NewTimer(p.timeout)
-		defer t.Stop()
-		expired = t.C
+		defer jupyter.After(p.timeout, func() { close(expired) }).Stop()
 	}
 	select {
 	case <-p.exited:

@@ -28,6 +28,7 @@ type identity struct {
 	user    account
 	workdir string
 	mounted bool // the disk is ours
+	seeded  bool // kernels have randomness that no other copy of the snapshot has
 }
 
 func (a *Agent) identity() identity {
@@ -112,6 +113,11 @@ func (id identity) environ(u arenero.User, extra map[string]string, tty bool) []
 	return list
 }
 
+// sameDisk reports whether the disk that is mounted is the one that is wanted.
+func (id identity) sameDisk(was identity) bool {
+	return was.mounted && id.limits.Disk == was.limits.Disk && id.user.User == was.user.User && id.workdir == was.workdir
+}
+
 // wake gives the sandbox its identity. See [arenero.Wake].
 func (a *Agent) wake(ctx context.Context, w arenero.Wake) error {
 	const op = "wake sandbox"
@@ -123,7 +129,11 @@ func (a *Agent) wake(ctx context.Context, w arenero.Wake) error {
 	}
 	next := id
 	next.awake, next.warm, next.sandbox = true, w.Warm, w.SandboxID
-	next.env = parseEnv(a.cfg.Env)
+	if id.claimed { // a copy, or one that slept: what it was given stays
+		next.env = maps.Clone(id.env)
+	} else {
+		next.env = parseEnv(a.cfg.Env)
+	}
 	maps.Copy(next.env, w.Env)
 	if !id.claimed {
 		next.limits = w.Limits
@@ -138,7 +148,7 @@ func (a *Agent) wake(ctx context.Context, w arenero.Wake) error {
 	if w.Hostname != "" && a.cfg.Init {
 		a.rename(w.Hostname)
 	}
-	if a.cfg.Init && !id.claimed {
+	if a.cfg.Init && !id.claimed && !next.sameDisk(id) {
 		if err := a.makeDisk(next, id); err != nil {
 			return arenero.Errorf(arenero.Unavailable, op, "", "make disk: %w", err)
 		}
@@ -152,17 +162,25 @@ func (a *Agent) wake(ctx context.Context, w arenero.Wake) error {
 		// Mixed in, not credited: what is there already is not lost.
 		_ = os.WriteFile("/dev/urandom", w.Entropy, 0)
 	}
-	if id.awake && !w.Warm {
-		if !id.claimed {
+	// A second Wake that only warms is a rehearsal of the one that will count: it
+	// touches the same memory.
+	if id.awake {
+		if !id.claimed && !w.Warm {
 			a.relimit(next.limits)
 		}
 		seed := jupyter.Seed{Entropy: w.Entropy, Env: w.Env}
 		if !id.claimed {
 			seed.Dir = next.workdir
 		}
-		if err := a.kernels.Reseed(ctx, seed); err != nil {
-			return err
+		// Who was rehearsed and not claimed since has randomness of its own. That
+		// spares the first owner a round trip to the kernel.
+		if !id.seeded || id.claimed || !maps.Equal(id.env, next.env) || id.workdir != next.workdir {
+			if err := a.kernels.Reseed(ctx, seed); err != nil {
+				return err
+			}
 		}
+		next.seeded = w.Warm
+		a.setIdentity(next)
 	}
 	if next.claimed && !id.claimed && a.cfg.Init {
 		if err := a.dropUntilClaim(); err != nil {

@@ -192,8 +192,7 @@ func (s *session) run(ctx context.Context, e arenero.Execute, answers <-chan str
 	stopCancel := context.AfterFunc(ctx, func() { c.stop(arenero.Cancelled) })
 	defer stopCancel()
 	if e.Timeout > 0 {
-		t := time.AfterFunc(e.Timeout, func() { c.stop(arenero.TimedOut) })
-		defer t.Stop()
+		defer After(e.Timeout, func() { c.stop(arenero.TimedOut) }).Stop()
 	}
 	r := &run{s: s, c: c, on: on, script: e.Script != nil, stdin: stdin}
 	r.loop(answers)
