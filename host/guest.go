@@ -44,7 +44,7 @@ func (h *Host) guestOf(ctx context.Context, b *box) (arenero.Guest, error) {
 		sb, y := b.sb, b.body
 		b.used = h.now()
 		b.mu.Unlock()
-		if sb.State != arenero.Running {
+		if sb.State != arenero.Running || y == nil { // no body: it is being taken up
 			if err := h.rouse(ctx, b); err != nil {
 				return nil, err
 			}

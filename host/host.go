@@ -77,6 +77,9 @@ type Host struct {
 
 	deepening atomic.Bool // a sandbox is being put from memory to disk
 
+	known sync.Once
+	ready chan struct{} // closed when what an earlier daemon left is known
+
 	mu     sync.Mutex
 	boxes  map[string]*box
 	closed bool
@@ -111,6 +114,7 @@ func New(c Config) (*Host, error) {
 	h.meter = newMeter(h)
 	h.warm.wake = make(chan struct{}, 1)
 	h.pools.news = make(chan struct{}, 1)
+	h.ready = make(chan struct{})
 	return h, nil
 }
 

@@ -47,10 +47,20 @@ func (h *Host) Recover(ctx context.Context) error {
 			}
 		}
 	}
-	for _, sb := range known {
-		if !h.holds(sb.ID) {
-			do(func() { h.takeUp(ctx, sb) })
+	// All of them are known before any is taken up: who asks for one waits for it.
+	type find struct {
+		b   *box
+		row store.Row
+	}
+	var found []find
+	for _, row := range known {
+		if b := h.register(ctx, row); b != nil {
+			found = append(found, find{b, row})
 		}
+	}
+	h.known.Do(func() { close(h.ready) })
+	for _, f := range found {
+		do(func() { h.takeUp(ctx, f.b, f.row) })
 	}
 	all.Wait()
 	return ctx.Err()
@@ -75,15 +85,28 @@ func (h *Host) sweep(ctx context.Context, engine arenero.Engine, id string) {
 	h.log.Info("swept a box that nobody owns", "engine", engine.Name(), "id", id)
 }
 
-// takeUp makes a sandbox of an earlier daemon ours, or ends it.
-func (h *Host) takeUp(ctx context.Context, row store.Row) {
+// Ready is closed when every sandbox of an earlier daemon is known here, though
+// perhaps not taken up yet: from then on the doors may open.
+func (h *Host) Ready() <-chan struct{} { return h.ready }
+
+// register makes a sandbox of an earlier daemon known; whoever takes it up has its
+// turn from here. nil when it is known already.
+func (h *Host) register(ctx context.Context, row store.Row) *box {
 	b := newBox(ctx, row.Sandbox, h.now())
 	b.recorded, b.digest, b.stateID, b.slept = true, row.Digest, row.StateID, h.now()
 	close(b.made)
 	h.mu.Lock()
-	h.boxes[row.ID] = b
-	h.mu.Unlock()
+	defer h.mu.Unlock()
+	if h.boxes[row.ID] != nil {
+		return nil
+	}
 	b.turn.Lock()
+	h.boxes[row.ID] = b
+	return b
+}
+
+// takeUp makes a sandbox of an earlier daemon ours, or ends it.
+func (h *Host) takeUp(ctx context.Context, b *box, row store.Row) {
 	defer b.turn.Unlock()
 	reason, gone := h.reattach(ctx, b, row)
 	if ctx.Err() != nil { // we are being stopped: the next one tries

@@ -18,16 +18,21 @@ import (
 )
 
 type serveCmd struct {
-	Listen       string        `help:"Address to listen on (${default})." default:"127.0.0.1:8000" env:"ARENERO_LISTEN" placeholder:"HOST:PORT"`
-	Names        []string      `help:"Names it answers to besides localhost; * is any." placeholder:"NAME"`
-	Platform     string        `help:"How gVisor runs guest code: systrap or kvm; without it, what works best here." enum:",systrap,kvm" default:"" placeholder:"NAME"`
-	Lifetime     time.Duration `help:"How long a sandbox lives that asks for no time (${default})." type:"seconds" default:"1h" placeholder:"TIME"`
-	MaxLifetime  time.Duration `help:"How long a sandbox may live (${default})." type:"seconds" default:"24h" placeholder:"TIME"`
-	Idle         time.Duration `help:"How long a sandbox may go unused." type:"seconds" placeholder:"TIME"`
-	MaxSandboxes int           `help:"How many there may be at once (${default})." default:"100" placeholder:"N"`
-	Grace        time.Duration `help:"How long calls may go on when it is asked to stop (${default})." type:"seconds" default:"10s" placeholder:"TIME"`
-	NoWarm       bool          `help:"Make no warm snapshots by itself."`
-	Debug        bool          `help:"Log more."`
+	Listen       string         `help:"Address to listen on (${default})." default:"127.0.0.1:8000" env:"ARENERO_LISTEN" placeholder:"HOST:PORT"`
+	Names        []string       `help:"Names it answers to besides localhost; * is any." placeholder:"NAME"`
+	Platform     string         `help:"How gVisor runs guest code: systrap or kvm; without it, what works best here." enum:",systrap,kvm" default:"" placeholder:"NAME"`
+	Lifetime     time.Duration  `help:"How long a sandbox lives that asks for no time (${default})." type:"seconds" default:"1h" placeholder:"TIME"`
+	MaxLifetime  time.Duration  `help:"How long a sandbox may live (${default})." type:"seconds" default:"24h" placeholder:"TIME"`
+	Idle         time.Duration  `help:"How long a sandbox may be unused and at rest before it sleeps (${default}); 0 is for ever." type:"seconds" default:"5m" placeholder:"TIME"`
+	Deep         time.Duration  `name:"hibernate-after" help:"How long a sandbox sleeps in memory before it goes to disk (${default})." type:"seconds" default:"10m" placeholder:"TIME"`
+	MaxSleep     time.Duration  `help:"How long a sandbox may sleep before it is ended; 0 is for ever." type:"seconds" placeholder:"TIME"`
+	PoolMax      int            `help:"How many sandboxes of one size are kept ready when they are in demand (${default})." default:"4" placeholder:"N"`
+	Pool         map[string]int `help:"How many sandboxes of an image are kept ready always." placeholder:"IMAGE=N"`
+	OnStop       string         `help:"What becomes of the sandboxes when it stops: keep them for its next start, or kill (${default})." enum:"keep,kill" default:"keep"`
+	MaxSandboxes int            `help:"How many there may be at once (${default})." default:"100" placeholder:"N"`
+	Grace        time.Duration  `help:"How long calls may go on when it is asked to stop (${default})." type:"seconds" default:"10s" placeholder:"TIME"`
+	NoWarm       bool           `help:"Make no warm snapshots by itself."`
+	Debug        bool           `help:"Log more."`
 }
 
 // Help is shown below the flags.
@@ -36,7 +41,8 @@ func (*serveCmd) Help() string {
 at the first start, in a file that only its owner can read; "arenero key show" prints it.`
 }
 
-// Run serves until it is told to stop. No sandbox outlives it.
+// Run serves until it is told to stop. Sandboxes outlive it, unless --on-stop
+// says otherwise.
 func (c *serveCmd) Run(ctx context.Context, m *Main, cli *cli) error {
 	ctx, stop := signal.NotifyContext(ctx, syscall.SIGINT, syscall.SIGTERM)
 	defer stop()
@@ -48,7 +54,8 @@ func (c *serveCmd) Run(ctx context.Context, m *Main, cli *cli) error {
 
 	h, err := openForServe(cli.Data, host.Config{
 		Log: log, Lifetime: c.Lifetime, MaxLifetime: c.MaxLifetime, Idle: c.Idle,
-		MaxSandboxes: c.MaxSandboxes, Warm: !c.NoWarm,
+		MaxSandboxes: c.MaxSandboxes, Warm: !c.NoWarm, Keep: c.OnStop == "keep",
+		HibernateAfter: c.Deep, MaxSleep: c.MaxSleep, PoolMax: c.PoolMax,
 	}, c.Platform)
 	if err != nil {
 		return err
@@ -68,6 +75,11 @@ func (c *serveCmd) serve(ctx context.Context, m *Main, cli *cli, h *house, log *
 		return arenero.Errorf(arenero.Unavailable, "serve", "", "%s", caps.Missing[0].What).WithHint("%s; see also: arenero doctor", caps.Missing[0].Mend)
 	}
 	sweepYards(ctx, cli.Data, log)
+	for image, n := range c.Pool {
+		if err := h.host.SetPool(ctx, host.Local(), arenero.Pool{Image: image, Min: n, Max: max(n, c.PoolMax)}); err != nil {
+			return err
+		}
+	}
 	_, made, err := h.host.LocalKey(ctx, keyFile(cli.Data))
 	if err != nil {
 		return err
@@ -93,9 +105,15 @@ func (c *serveCmd) serve(ctx context.Context, m *Main, cli *cli, h *house, log *
 	var g errgroup.Group
 	g.Go(func() error {
 		defer end()
+		select {
+		case <-h.host.Ready():
+		case <-running.Done():
+		case <-ctx.Done():
+		}
 		return door.Serve(ctx, l)
 	})
 	g.Go(func() error {
+		defer end()
 		err := h.host.Run(running)
 		if err != nil {
 			l.Close() // nothing can be served: the door's Serve returns
