@@ -68,7 +68,7 @@ func (m home) open(t *testing.T, c host.Config) (h *host.Host, shut func()) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	images, err := image.Open(filepath.Join(m.dir, "images"))
+	images, err := image.OpenWith(filepath.Join(m.dir, "images"), filepath.Join(m.dir, "states"))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -5,7 +5,6 @@ import (
 	"crypto/sha256"
 	"crypto/subtle"
 	"errors"
-	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -32,6 +31,9 @@ const (
 
 // Key is what is known of an API key.
 type Key = store.Key
+
+// Ceilings bound what the owner of a key may have.
+type Ceilings = store.Ceilings
 
 // Local is the one who asks from within this process: the CLI as the owner of
 // the data folder. No key that comes over a door has this id.
@@ -310,31 +312,4 @@ func keyID(secret string) (string, bool) {
 		return "", false
 	}
 	return parts[1], true
-}
-
-// Backup writes a sound copy of the records, made while everybody goes on: a
-// SQLite file. Images and the states of sandboxes are files and not in it.
-func (h *Host) Backup(ctx context.Context, who Who, w io.Writer) error {
-	const op = "back up"
-	if err := h.operate(ctx, who, op); err != nil {
-		return err
-	}
-	dir, err := os.MkdirTemp("", "arenero-backup-") // 0700
-	if err != nil {
-		return arenero.Errorf(arenero.Unavailable, op, "", "%w", err)
-	}
-	defer os.RemoveAll(dir)
-	path := filepath.Join(dir, "arenero.db")
-	if err := h.store.Backup(ctx, path); err != nil {
-		return err
-	}
-	f, err := os.Open(path)
-	if err != nil {
-		return arenero.Errorf(arenero.Unavailable, op, "", "%w", err)
-	}
-	defer f.Close()
-	if _, err := io.Copy(w, f); err != nil {
-		return arenero.Errorf(arenero.Canceled, op, "", "%w", err)
-	}
-	return nil
 }

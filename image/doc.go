@@ -19,7 +19,7 @@
 //	snapshots/<hex>/<key>/      warm snapshots of an image, see [Key]
 //	locks/                      one lock per name; flock, so nothing to clean up
 //	tmp/                        work in progress
-//	../states/<id>/             the state of one sandbox, see [Kept]
+//	states/<id>/                the state of one sandbox, see [Kept] and [OpenWith]
 //
 // # Trust
 //

@@ -20,7 +20,7 @@ import (
 // folder at once; all methods may be called from any number of goroutines.
 type Store struct {
 	dir    string
-	states string // beside dir: images are shared by all daemons, states are of one
+	states string // often not in dir: images are shared by daemons, states are of one
 }
 
 // Details is all that the store knows of an image.
@@ -33,14 +33,21 @@ type Details struct {
 }
 
 // Open opens the store in dir, made if it is missing, and sweeps what killed
-// builds have left.
-func Open(dir string) (*Store, error) {
+// builds have left. The states of sandboxes are in a folder of it.
+func Open(dir string) (*Store, error) { return OpenWith(dir, filepath.Join(dir, "states")) }
+
+// OpenWith is Open with the states of sandboxes in another folder: images can be
+// shared by daemons, states are of one.
+func OpenWith(dir, states string) (*Store, error) {
 	const op = "open image store"
 	abs, err := filepath.Abs(dir)
 	if err != nil {
 		return nil, fail(op, "", err)
 	}
-	s := &Store{dir: abs, states: filepath.Join(filepath.Dir(abs), "states")}
+	s := &Store{dir: abs}
+	if s.states, err = filepath.Abs(states); err != nil {
+		return nil, fail(op, "", err)
+	}
 	for _, dir := range []string{s.path("blobs"), s.path("names"), s.path("snapshots"), s.path("locks"), s.path("tmp"), s.statesTmp()} {
 		// Not for others: snapshots hold memory.
 		if err := os.MkdirAll(dir, 0o700); err != nil {

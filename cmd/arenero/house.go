@@ -36,6 +36,7 @@ type house struct {
 //	boxes/       of the daemon
 //	runs/X/      one yard per `arenero run`, see below
 //	images/      shared by all
+//	states/      memory and files of sandboxes, on disk
 //	agent/       the guest agent as the engine mounts it, shared by all
 func boxes(dir string) string { return filepath.Join(dir, "boxes") }
 
@@ -78,7 +79,7 @@ func (h *house) wire(data, boxes, platform string, c host.Config) error {
 	if err != nil {
 		return err
 	}
-	if h.images, err = image.Open(filepath.Join(data, "images")); err != nil {
+	if h.images, err = image.OpenWith(filepath.Join(data, "images"), filepath.Join(data, "states")); err != nil {
 		return err
 	}
 	h.engine = gvisor.New(gvisor.Config{Dir: boxes, Agent: agent, Platform: platform, Log: c.Log})

@@ -57,6 +57,9 @@ func New(c Config) *Door {
 	d.register()
 	d.finishDescription()
 	mux.Handle("GET /docs", docs())
+	mux.HandleFunc("GET /v1/sandboxes/{id}/exec/ws", d.execSocket)
+	mux.HandleFunc("GET /v1/sandboxes/{id}/processes/{pid}/ws", d.processSocket)
+	mux.HandleFunc("/v1/sandboxes/{id}/ports/{port}/{path...}", d.port)
 	mux.Handle("GET /metrics", promhttp.HandlerFor(c.Host.Metrics(), promhttp.HandlerOpts{}))
 	d.handler = d.logged(d.recovered(d.rightHost(d.rightOrigin(d.authenticated(d.routed(mux))))))
 	return d

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"net/http"
+	"strconv"
 	"sync"
 	"time"
 
@@ -82,6 +83,12 @@ func (s *events) send(event string, data any) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.err == nil
+}
+
+// sendID is send with a number that a client gives back to go on from there.
+func (s *events) sendID(id int64, event string, data any) bool {
+	s.write([]byte("id: " + strconv.FormatInt(id, 10) + "\n"))
+	return s.send(event, data)
 }
 
 type textEvent struct {

@@ -17,28 +17,26 @@ import (
 
 type execRequest struct {
 	ByID
+	ByRetry
 
 	Accept string `header:"Accept"`
 	Body   struct {
-		Argv    []string          `json:"argv" minItems:"1" maxItems:"4096" doc:"The command and its arguments; no shell looks at them"`
-		Env     map[string]string `json:"env,omitempty"`
-		Dir     string            `json:"dir,omitempty" doc:"The work directory if left out"`
-		Stdin   string            `json:"stdin,omitempty" doc:"What it reads from standard input"`
-		Timeout float64           `json:"timeout,omitempty" doc:"Seconds it may take; the sandbox's default if left out"`
+		CommandBody
+
+		Stdin string `json:"stdin,omitempty" doc:"What it reads from standard input"`
 	}
 }
 
 // exec runs a command to its end, and answers in one of three forms.
 func (d *Door) exec(ctx context.Context, in *execRequest) (*huma.StreamResponse, error) {
-	timeout, err := seconds("timeout", in.Body.Timeout)
+	c, err := in.Body.command()
 	if err != nil {
 		return nil, err
 	}
-	if in.Body.Dir != "" {
-		if err := checkPath(in.Body.Dir); err != nil {
-			return nil, err
-		}
+	if c.PTY != nil {
+		return nil, arenero.Errorf(arenero.Invalid, "start command", "", "a terminal needs a WebSocket").WithHint("use /v1/sandboxes/{id}/exec/ws")
 	}
+	c.Stdin = in.Body.Stdin != ""
 	keep, err := d.keep(ctx, in.ID)
 	if err != nil {
 		return nil, err
@@ -47,9 +45,23 @@ func (d *Door) exec(ctx context.Context, in *execRequest) (*huma.StreamResponse,
 	if err != nil {
 		return nil, err
 	}
-	p, err := g.Start(ctx, arenero.Command{
-		Argv: in.Body.Argv, Env: in.Body.Env, Dir: in.Body.Dir, Timeout: timeout, Stdin: in.Body.Stdin != "",
-	})
+	streamed := accepts(in.Accept, "text/event-stream") || accepts(in.Accept, "application/octet-stream")
+	if in.IdempotencyKey != "" {
+		if streamed {
+			return nil, noStreamOnce()
+		}
+		return d.resultOnce(ctx, in.IdempotencyKey, "exec "+in.ID, in.Body, func(ctx context.Context) (arenero.Result, error) {
+			return runCommand(ctx, g, c, in.Body.Stdin, keep)
+		})
+	}
+	if !streamed {
+		r, err := runCommand(ctx, g, c, in.Body.Stdin, keep)
+		if err != nil {
+			return nil, err
+		}
+		return answer(r), nil
+	}
+	p, err := g.Start(ctx, c)
 	if err != nil {
 		return nil, err
 	}
@@ -58,26 +70,51 @@ func (d *Door) exec(ctx context.Context, in *execRequest) (*huma.StreamResponse,
 		_ = p.Close() // how it ended has been told
 		<-fed
 	}
-	switch {
-	case accepts(in.Accept, "text/event-stream"):
+	if accepts(in.Accept, "text/event-stream") {
 		return &huma.StreamResponse{Body: func(huma.Context) {
 			defer finish()
 			s := openEvents(askerOf(ctx))
 			defer s.close()
 			s.process(p)
 		}}, nil
-	case accepts(in.Accept, "application/octet-stream"):
-		return &huma.StreamResponse{Body: func(huma.Context) {
-			defer finish()
-			raw(askerOf(ctx).w, p)
-		}}, nil
 	}
-	defer finish()
-	c := host.NewCollector(keep)
-	if err := host.CollectProcess(p, c, nil); err != nil {
+	return &huma.StreamResponse{Body: func(huma.Context) {
+		defer finish()
+		raw(askerOf(ctx).w, p)
+	}}, nil
+}
+
+// runCommand runs a command to its end.
+func runCommand(ctx context.Context, g arenero.Guest, c arenero.Command, stdin string, keep int64) (arenero.Result, error) {
+	p, err := g.Start(ctx, c)
+	if err != nil {
+		return arenero.Result{}, err
+	}
+	fed := feed(p, stdin)
+	defer func() {
+		_ = p.Close() // how it ended has been told; this breaks a write that still waits
+		<-fed
+	}()
+	all := host.NewCollector(keep)
+	err = host.CollectProcess(p, all, nil)
+	return all.Result(), err
+}
+
+// resultOnce is [once] for a run, whose answer is its result.
+func (d *Door) resultOnce(ctx context.Context, key, route string, request any, f func(context.Context) (arenero.Result, error)) (*huma.StreamResponse, error) {
+	r, again, err := once(ctx, d, key, route, request, f)
+	if err != nil {
 		return nil, err
 	}
-	return answer(c.Result()), nil
+	if again {
+		askerOf(ctx).w.Header().Set("Idempotency-Replayed", "true")
+	}
+	return answer(r), nil
+}
+
+func noStreamOnce() error {
+	return arenero.Errorf(arenero.Invalid, "read request", "", "a stream can not be sent again: an idempotency key needs a plain JSON answer").
+		WithHint("leave out the key, or ask for application/json")
 }
 
 // feed writes stdin beside the reading of the output, so that neither waits for

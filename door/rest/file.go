@@ -1,12 +1,18 @@
 package rest
 
 import (
+	"bytes"
 	"context"
+	"crypto/sha256"
+	"encoding/base64"
 	"errors"
+	"fmt"
+	"hash"
 	"io"
 	"io/fs"
 	"net/http"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/danielgtaylor/huma/v2"
@@ -33,34 +39,111 @@ func (d *Door) filesOf(ctx context.Context, in *ByPath) (arenero.Guest, error) {
 	return d.guest(ctx, in.ID, host.ScopeRun)
 }
 
-// readFile streams a file.
-func (d *Door) readFile(ctx context.Context, in *ByPath) (*huma.StreamResponse, error) {
-	g, err := d.filesOf(ctx, in)
+type readRequest struct {
+	ByPath
+
+	Range string `header:"Range" doc:"One range of bytes, as bytes=0-99"`
+}
+
+// readFile streams a file or a part of it. A whole one ends with its digest, in a
+// trailer (RFC 9530).
+func (d *Door) readFile(ctx context.Context, in *readRequest) (*huma.StreamResponse, error) {
+	g, err := d.filesOf(ctx, &in.ByPath)
 	if err != nil {
 		return nil, err
 	}
-	r, info, err := g.ReadFile(ctx, in.User, in.Path, 0, -1)
+	offset, size, status := int64(0), int64(-1), http.StatusOK
+	var total int64
+	if in.Range != "" {
+		info, err := g.Stat(ctx, in.User, in.Path)
+		if err != nil {
+			return nil, err
+		}
+		total = info.Size
+		var ok bool
+		if offset, size, ok = rangeOf(in.Range, total); !ok {
+			return nil, huma.ErrorWithHeaders(&Problem{
+				Title: title(http.StatusRequestedRangeNotSatisfiable), Status: http.StatusRequestedRangeNotSatisfiable, Code: arenero.Invalid,
+				Detail: fmt.Sprintf("read file: it has %d bytes, and no such range", total), Hint: "ask for one range, as bytes=0-99",
+			}, http.Header{"Content-Range": {fmt.Sprintf("bytes */%d", total)}})
+		}
+		status = http.StatusPartialContent
+	}
+	r, info, err := g.ReadFile(ctx, in.User, in.Path, offset, size)
 	if err != nil {
 		return nil, err
 	}
 	return &huma.StreamResponse{Body: func(huma.Context) {
 		defer r.Close()
-		w := askerOf(ctx).w
-		h := w.Header()
-		// Never a type that a browser would run, and never in our origin.
-		h.Set("Content-Type", "application/octet-stream")
-		h.Set("X-Content-Type-Options", "nosniff")
-		h.Set("Content-Disposition", "attachment")
-		h.Set("Cache-Control", "no-store")
-		if info.Size > 0 { // some files, as in /proc, do not tell
-			h.Set("Content-Length", strconv.FormatInt(info.Size, 10))
-		}
+		a := askerOf(ctx)
+		h := a.w.Header()
+		h.Set("Accept-Ranges", "bytes")
 		h.Set("Last-Modified", info.Modified.UTC().Format(http.TimeFormat))
-		w.WriteHeader(http.StatusOK)
-		if _, err := io.Copy(&patientWriter{w: w, rc: http.NewResponseController(w)}, r); err != nil {
-			panic(http.ErrAbortHandler) // a broken answer must not look whole
+		length := info.Size
+		if status == http.StatusPartialContent {
+			length = size
+			h.Set("Content-Range", fmt.Sprintf("bytes %d-%d/%d", offset, offset+size-1, total))
+			copyOut(a, r, status, length)
+			return
 		}
+		sum := sha256.New()
+		h.Set("Trailer", "Content-Digest")
+		copyOut(a, io.TeeReader(r, sum), status, length)
+		h.Set("Content-Digest", digestOf(sum.Sum(nil)))
 	}}, nil
+}
+
+// rangeOf reads a range of bytes (RFC 9110, 14.1.2), of the one form with a single
+// range.
+func rangeOf(s string, total int64) (offset, size int64, ok bool) {
+	s, ok = strings.CutPrefix(s, "bytes=")
+	from, to, both := strings.Cut(s, "-")
+	if !ok || !both || strings.Contains(s, ",") {
+		return 0, 0, false
+	}
+	if from == "" { // the last bytes
+		n, err := strconv.ParseInt(to, 10, 64)
+		if err != nil || n <= 0 || total == 0 {
+			return 0, 0, false
+		}
+		n = min(n, total)
+		return total - n, n, true
+	}
+	first, err := strconv.ParseInt(from, 10, 64)
+	if err != nil || first < 0 || first >= total {
+		return 0, 0, false
+	}
+	last := total - 1
+	if to != "" {
+		if last, err = strconv.ParseInt(to, 10, 64); err != nil || last < first {
+			return 0, 0, false
+		}
+	}
+	return first, min(last, total-1) - first + 1, true
+}
+
+// digestOf writes a digest as RFC 9530 has it.
+func digestOf(sha []byte) string { return "sha-256=:" + base64.StdEncoding.EncodeToString(sha) + ":" }
+
+// download sends bytes that no browser should run, and never in our origin.
+func download(a *asker, r io.Reader, size int64) { copyOut(a, r, http.StatusOK, size) }
+
+func copyOut(a *asker, r io.Reader, status int, size int64) {
+	h := a.w.Header()
+	h.Set("Content-Type", "application/octet-stream")
+	h.Set("X-Content-Type-Options", "nosniff")
+	h.Set("Content-Disposition", "attachment")
+	h.Set("Cache-Control", "no-store")
+	if size > 0 && h.Get("Trailer") == "" { // a length leaves no room for trailers; some files, as in /proc, have none
+		h.Set("Content-Length", strconv.FormatInt(size, 10))
+	}
+	if size > 0 {
+		h.Set("Arenero-Size", strconv.FormatInt(size, 10))
+	}
+	a.w.WriteHeader(status)
+	if _, err := io.CopyBuffer(&patientWriter{w: a.w, rc: http.NewResponseController(a.w)}, struct{ io.Reader }{r}, make([]byte, 256<<10)); err != nil {
+		panic(http.ErrAbortHandler) // a broken answer must not look whole
+	}
 }
 
 // patientWriter gives the client a time for each piece instead of one for all.
@@ -92,11 +175,14 @@ func (p *patientReader) Read(b []byte) (int, error) {
 type writeRequest struct {
 	ByPath
 
+	Digest string `header:"Content-Digest" maxLength:"1024" doc:"sha-256=:BASE64: of the body; a body of another digest is not written"`
+
 	Mode string `query:"mode" maxLength:"4" pattern:"^[0-7]{1,4}$" default:"644" doc:"Permissions, octal"`
 }
 
 type fileResponse struct {
-	Body arenero.FileInfo
+	Digest string `header:"Content-Digest"`
+	Body   arenero.FileInfo
 }
 
 // writeFile streams the body into a file, which appears when it is whole.
@@ -112,14 +198,53 @@ func (d *Door) writeFile(ctx context.Context, in *writeRequest) (*fileResponse, 
 	a := askerOf(ctx)
 	rc := http.NewResponseController(a.w)
 	body := &patientReader{r: http.MaxBytesReader(a.w, a.r.Body, maxFile), rc: rc}
-	info, err := g.WriteFile(ctx, in.User, in.Path, fs.FileMode(mode), body)
+	sum := &summed{r: body, h: sha256.New()}
+	if in.Digest != "" {
+		if sum.want, err = wantedDigest(in.Digest); err != nil {
+			return nil, err
+		}
+	}
+	info, err := g.WriteFile(ctx, in.User, in.Path, fs.FileMode(mode), sum)
 	if _, ok := errors.AsType[*http.MaxBytesError](err); ok {
 		return nil, arenero.Errorf(arenero.TooLarge, "write file", "", "more than %d bytes", int64(maxFile))
 	}
 	if err != nil {
 		return nil, err
 	}
-	return &fileResponse{Body: info}, nil
+	return &fileResponse{Digest: digestOf(sum.h.Sum(nil)), Body: info}, nil
+}
+
+// summed reads a body, and fails at its end when it is not the one that was
+// announced: then nothing is written.
+type summed struct {
+	r    io.Reader
+	h    hash.Hash
+	want []byte
+}
+
+func (s *summed) Read(p []byte) (int, error) {
+	n, err := s.r.Read(p)
+	s.h.Write(p[:n])
+	if errors.Is(err, io.EOF) && s.want != nil && !bytes.Equal(s.h.Sum(nil), s.want) {
+		return n, arenero.Errorf(arenero.Invalid, "write file", "", "the body does not have the digest that was announced")
+	}
+	return n, err
+}
+
+// wantedDigest reads the SHA-256 out of a Content-Digest field.
+func wantedDigest(field string) ([]byte, error) {
+	for part := range strings.SplitSeq(field, ",") {
+		b64, ok := strings.CutPrefix(strings.TrimSpace(part), "sha-256=:")
+		if !ok {
+			continue
+		}
+		raw, err := base64.StdEncoding.DecodeString(strings.TrimSuffix(b64, ":"))
+		if err != nil || len(raw) != sha256.Size {
+			return nil, arenero.Errorf(arenero.Invalid, "write file", "", "Content-Digest is not sha-256=:BASE64:")
+		}
+		return raw, nil
+	}
+	return nil, nil // of a kind that we do not know: it may be left unchecked
 }
 
 func (d *Door) removeFile(ctx context.Context, in *ByPath) (*nothing, error) {

@@ -99,6 +99,7 @@ func (d *Door) onKernel(ctx context.Context, in *ByKernel, f func(arenero.Guest,
 
 type cellRequest struct {
 	ByKernel
+	ByRetry
 
 	Accept string `header:"Accept"`
 	Body   struct {
@@ -140,24 +141,94 @@ func (d *Door) runCell(ctx context.Context, in *cellRequest) (*huma.StreamRespon
 	if err != nil {
 		return nil, err
 	}
+	streamed := accepts(in.Accept, "text/event-stream")
+	if in.IdempotencyKey != "" {
+		if streamed {
+			return nil, noStreamOnce()
+		}
+		return d.resultOnce(ctx, in.IdempotencyKey, "execute "+in.ID+" "+in.Name, in.Body, func(ctx context.Context) (arenero.Result, error) {
+			return runCell(ctx, g, cell, keep)
+		})
+	}
+	if !streamed {
+		r, err := runCell(ctx, g, cell, keep)
+		if err != nil {
+			return nil, err
+		}
+		return answer(r), nil
+	}
 	x, err := g.Execute(ctx, cell)
 	if err != nil {
 		return nil, err
 	}
-	c := host.NewCollector(keep)
-	if accepts(in.Accept, "text/event-stream") {
-		return &huma.StreamResponse{Body: func(huma.Context) {
-			defer x.Close()
-			s := openEvents(askerOf(ctx))
-			defer s.close()
-			s.cell(x)
-		}}, nil
+	return &huma.StreamResponse{Body: func(huma.Context) {
+		defer x.Close()
+		s := openEvents(askerOf(ctx))
+		defer s.close()
+		s.cell(x)
+	}}, nil
+}
+
+// runCell runs a cell to its end.
+func runCell(ctx context.Context, g arenero.Guest, cell arenero.Execute, keep int64) (arenero.Result, error) {
+	x, err := g.Execute(ctx, cell)
+	if err != nil {
+		return arenero.Result{}, err
 	}
 	defer x.Close()
-	if err := host.CollectExecution(x, c, nil); err != nil {
+	c := host.NewCollector(keep)
+	err = host.CollectExecution(x, c, nil)
+	return c.Result(), err
+}
+
+type codeRequest struct {
+	ByKernel
+
+	Body struct {
+		Code   string `json:"code"`
+		Cursor int    `json:"cursor" minimum:"0" doc:"Where in the code, in characters"`
+	}
+}
+
+type completeResponse struct{ Body arenero.Completion }
+
+func (d *Door) complete(ctx context.Context, in *codeRequest) (*completeResponse, error) {
+	if err := checkCode(in.Body.Code); err != nil {
 		return nil, err
 	}
-	return answer(c.Result()), nil
+	g, err := d.guest(ctx, in.ID, host.ScopeRun)
+	if err != nil {
+		return nil, err
+	}
+	c, err := g.Complete(ctx, in.Name, in.Body.Code, in.Body.Cursor)
+	if err != nil {
+		return nil, err
+	}
+	return &completeResponse{Body: c}, nil
+}
+
+type inspectResponse struct {
+	Body struct {
+		MIME map[string]string `json:"mime" doc:"The same text in several types; empty when nothing is known"`
+	}
+}
+
+func (d *Door) inspect(ctx context.Context, in *codeRequest) (*inspectResponse, error) {
+	if err := checkCode(in.Body.Code); err != nil {
+		return nil, err
+	}
+	g, err := d.guest(ctx, in.ID, host.ScopeRun)
+	if err != nil {
+		return nil, err
+	}
+	out := &inspectResponse{}
+	if out.Body.MIME, err = g.Inspect(ctx, in.Name, in.Body.Code, in.Body.Cursor); err != nil {
+		return nil, err
+	}
+	if out.Body.MIME == nil {
+		out.Body.MIME = map[string]string{}
+	}
+	return out, nil
 }
 
 // keep is how many bytes of each stream a result of this sandbox holds.

@@ -2,11 +2,15 @@ package rest
 
 import (
 	"context"
+	"math"
 	"net/http"
 	"reflect"
+	"strconv"
 	"time"
 
 	"github.com/danielgtaylor/huma/v2"
+
+	"github.com/arenero/arenero"
 )
 
 // register is the table of routes.
@@ -17,6 +21,22 @@ func (d *Door) register() {
 	route(d, "list-sandboxes", "GET", "/v1/sandboxes", "List sandboxes", d.listSandboxes)
 	route(d, "get-sandbox", "GET", "/v1/sandboxes/{id}", "What is known of a sandbox", d.getSandbox)
 	route(d, "kill-sandbox", "DELETE", "/v1/sandboxes/{id}", "End a sandbox", d.killSandbox)
+
+	route(d, "update-sandbox", "PATCH", "/v1/sandboxes/{id}", "Change a sandbox while it lives", d.updateSandbox, body(maxSmallBody))
+	route(d, "pause-sandbox", "POST", "/v1/sandboxes/{id}/pause", "Put a sandbox to sleep; any use of it wakes it", d.pauseSandbox, body(maxSmallBody))
+	route(d, "resume-sandbox", "POST", "/v1/sandboxes/{id}/resume", "Wake a sandbox", d.resumeSandbox)
+	route(d, "fork-sandbox", "POST", "/v1/sandboxes/{id}/fork", "Make live copies of a sandbox", d.forkSandbox, body(maxSmallBody), status(http.StatusCreated))
+	route(d, "rollback-sandbox", "POST", "/v1/sandboxes/{id}/rollback", "Put a sandbox back to one of its snapshots", d.rollbackSandbox, body(maxSmallBody))
+	route(d, "sandbox-usage", "GET", "/v1/sandboxes/{id}/usage", "What a sandbox uses now", d.sandboxUsage)
+	route(d, "sandbox-events", "GET", "/v1/sandboxes/{id}/events",
+		"What happened to a sandbox. With Accept: text/event-stream, as it happens", d.sandboxEvents, streams("application/json", "text/event-stream"))
+	route(d, "events", "GET", "/v1/events", "What happened to all sandboxes. With Accept: text/event-stream, as it happens",
+		d.allEvents, streams("application/json", "text/event-stream"))
+
+	route(d, "make-snapshot", "POST", "/v1/sandboxes/{id}/snapshots", "Keep a sandbox as it is now", d.makeSnapshot, body(maxSmallBody), status(http.StatusCreated))
+	route(d, "list-snapshots", "GET", "/v1/snapshots", "List snapshots", d.listSnapshots)
+	route(d, "get-snapshot", "GET", "/v1/snapshots/{snapshot}", "What is known of a snapshot", d.getSnapshot)
+	route(d, "remove-snapshot", "DELETE", "/v1/snapshots/{snapshot}", "Remove a snapshot", d.removeSnapshot)
 
 	route(d, "list-kernels", "GET", "/v1/sandboxes/{id}/kernels", "List kernels", d.listKernels)
 	route(d, "start-kernel", "POST", "/v1/sandboxes/{id}/kernels", "Start a kernel", d.startKernel, body(maxSmallBody), status(http.StatusCreated))
@@ -34,6 +54,27 @@ func (d *Door) register() {
 	route(d, "write-file", "PUT", "/v1/sandboxes/{id}/files", "Write a file: the body is its content", d.writeFile, takes("application/octet-stream"))
 	route(d, "remove-file", "DELETE", "/v1/sandboxes/{id}/files", "Remove a file or a folder", d.removeFile)
 	route(d, "list-files", "GET", "/v1/sandboxes/{id}/files/list", "List a folder", d.listFiles)
+
+	route(d, "stat-file", "GET", "/v1/sandboxes/{id}/files/stat", "What is known of a file", d.statFile)
+	route(d, "make-folder", "POST", "/v1/sandboxes/{id}/files/mkdir", "Make a folder and those above it", d.makeDir, body(maxSmallBody))
+	route(d, "move-file", "POST", "/v1/sandboxes/{id}/files/move", "Move or rename", d.moveFile, body(maxSmallBody))
+	route(d, "chmod-file", "POST", "/v1/sandboxes/{id}/files/chmod", "Change permissions", d.chmodFile, body(maxSmallBody))
+	route(d, "watch-files", "GET", "/v1/sandboxes/{id}/files/watch", "Changes below a folder, as they happen", d.watchFiles, streams("text/event-stream"))
+
+	route(d, "list-processes", "GET", "/v1/sandboxes/{id}/processes", "List what was started and runs", d.listProcesses)
+	route(d, "start-process", "POST", "/v1/sandboxes/{id}/processes", "Start a command that goes on by itself", d.startProcess, body(maxBody), status(http.StatusCreated))
+	route(d, "attach-process", "GET", "/v1/sandboxes/{id}/processes/{pid}/output", "What a process wrote and writes, and how it ends", d.attach, streams("text/event-stream"))
+	route(d, "signal-process", "POST", "/v1/sandboxes/{id}/processes/{pid}/signal", "Send a signal to a process", d.signalProcess, body(maxSmallBody))
+
+	route(d, "complete", "POST", "/v1/sandboxes/{id}/kernels/{name}/complete", "How code could go on", d.complete, body(maxBody))
+	route(d, "inspect", "POST", "/v1/sandboxes/{id}/kernels/{name}/inspect", "What is known of a name in code", d.inspect, body(maxBody))
+
+	route(d, "list-pools", "GET", "/v1/pools", "What is kept ready", d.listPools)
+	route(d, "set-pool", "PUT", "/v1/pools", "Say how many sandboxes of an image are kept ready", d.setPool, body(maxSmallBody))
+	route(d, "list-keys", "GET", "/v1/keys", "List keys", d.listKeys)
+	route(d, "make-key", "POST", "/v1/keys", "Make a key", d.makeKey, body(maxSmallBody), status(http.StatusCreated))
+	route(d, "revoke-key", "DELETE", "/v1/keys/{key}", "Make a key worthless", d.revokeKey)
+	route(d, "backup", "GET", "/v1/backup", "A copy of the records, as an SQLite file", d.backup, streams("application/octet-stream"))
 
 	route(d, "list-images", "GET", "/v1/images", "List images", d.listImages)
 	route(d, "health", "GET", "/healthz", "Whether the server answers", d.health)
@@ -94,7 +135,8 @@ func route[I, O any](d *Door, id, method, path, summary string, f func(context.C
 		if err != nil {
 			p := problemOf(told(ctx, err))
 			if p.Status == http.StatusTooManyRequests {
-				return nil, huma.ErrorWithHeaders(p, http.Header{"Retry-After": {"1"}})
+				wait := max(int(math.Ceil(arenero.WaitOf(err).Seconds())), 1)
+				return nil, huma.ErrorWithHeaders(p, http.Header{"Retry-After": {strconv.Itoa(wait)}})
 			}
 			return nil, p
 		}

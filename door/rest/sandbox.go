@@ -3,6 +3,7 @@ package rest
 import (
 	"context"
 	"slices"
+	"strings"
 
 	"github.com/arenero/arenero"
 	"github.com/arenero/arenero/host"
@@ -15,6 +16,8 @@ type ByID struct {
 }
 
 type createRequest struct {
+	ByRetry
+
 	Body *createBody // may be left out: a sandbox of the default image
 }
 
@@ -25,11 +28,17 @@ type createBody struct {
 	Env      map[string]string `json:"env,omitempty" doc:"Environment of every process and kernel"`
 	Labels   map[string]string `json:"labels,omitempty" doc:"Your own"`
 	Hostname string            `json:"hostname,omitempty" doc:"The id if left out"`
-	Lifetime float64           `json:"lifetime,omitempty" doc:"Seconds until it is ended; an hour if left out"`
+	Lifetime float64           `json:"lifetime,omitempty" doc:"Seconds until its time is over; an hour if left out"`
+
+	Snapshot  string  `json:"snapshot,omitempty" maxLength:"64" doc:"Start from this snapshot instead of an image"`
+	Idle      float64 `json:"idle,omitempty" doc:"Seconds it may be unused and at rest before it sleeps; below 0 is for ever"`
+	OnTimeout string  `json:"on_timeout,omitempty" enum:"kill,pause" doc:"What becomes of it when its time is over; kill if left out"`
+	Wait      float64 `json:"wait,omitempty" doc:"Seconds it may queue for a place on this machine; none if left out"`
 }
 
 type sandboxResponse struct {
 	Location string `header:"Location"`
+	Replayed string `header:"Idempotency-Replayed"`
 	Body     arenero.Sandbox
 }
 
@@ -42,24 +51,34 @@ func (d *Door) createSandbox(ctx context.Context, in *createRequest) (*sandboxRe
 	if err != nil {
 		return nil, err
 	}
-	lifetime, err := seconds("lifetime", ask.Lifetime)
-	if err != nil {
+	spec := arenero.Spec{
+		Image: ask.Image, Snapshot: ask.Snapshot, Engine: ask.Engine, Limits: limits, Env: ask.Env,
+		Labels: ask.Labels, Hostname: ask.Hostname, OnTimeout: arenero.OnTimeout(ask.OnTimeout),
+	}
+	if spec.Lifetime, err = lasting("lifetime", ask.Lifetime); err != nil {
 		return nil, err
 	}
-	sb, err := d.Host.Create(ctx, askerOf(ctx).who, arenero.Spec{
-		Image: ask.Image, Engine: ask.Engine, Limits: limits, Env: ask.Env,
-		Labels: ask.Labels, Hostname: ask.Hostname, Lifetime: lifetime,
+	if spec.Idle, err = idling(ask.Idle); err != nil {
+		return nil, err
+	}
+	if spec.Wait, err = lasting("wait", ask.Wait); err != nil {
+		return nil, err
+	}
+	who := askerOf(ctx).who
+	sb, again, err := once(ctx, d, in.IdempotencyKey, "create", ask, func(ctx context.Context) (arenero.Sandbox, error) {
+		return d.Host.Create(ctx, who, spec)
 	})
 	if err != nil {
 		return nil, err
 	}
-	return &sandboxResponse{Location: "/v1/sandboxes/" + sb.ID, Body: sb}, nil
+	return &sandboxResponse{Location: "/v1/sandboxes/" + sb.ID, Replayed: replayed(again), Body: sb}, nil
 }
 
 type listRequest struct {
 	State []string `query:"state" doc:"Only these states; those that have not ended if left out"`
 	All   bool     `query:"all" doc:"Those that ended within the last day too"`
 	Image string   `query:"image" maxLength:"256"`
+	Label []string `query:"label,explode" maxItems:"16" doc:"NAME=VALUE; only those that have all of them"`
 	After string   `query:"after" maxLength:"64" doc:"Id of the last one of the page before"`
 	Limit int      `query:"limit" default:"100" minimum:"1" maximum:"1000"`
 }
@@ -73,6 +92,16 @@ type listResponse struct {
 
 func (d *Door) listSandboxes(ctx context.Context, in *listRequest) (*listResponse, error) {
 	f := host.Filter{All: in.All, Image: in.Image, After: in.After, Limit: in.Limit}
+	for _, l := range in.Label {
+		k, v, ok := strings.Cut(l, "=")
+		if !ok || k == "" {
+			return nil, arenero.Errorf(arenero.Invalid, "list sandboxes", "", "label %q is not of the form NAME=VALUE", readable(l, 64))
+		}
+		if f.Labels == nil {
+			f.Labels = map[string]string{}
+		}
+		f.Labels[k] = v
+	}
 	for _, s := range in.State {
 		if !slices.Contains(arenero.States(), arenero.State(s)) {
 			return nil, arenero.Errorf(arenero.Invalid, "list sandboxes", "", "no state %q", readable(s, 32))
