@@ -82,7 +82,7 @@ func (m home) open(t *testing.T, c host.Config) (h *host.Host, shut func()) {
 	if h, err = host.New(c); err != nil {
 		t.Fatal(err)
 	}
-	if err := h.Recover(t.Context()); err != nil {
+	if err := h.Recover(context.Background()); err != nil {
 		t.Fatal(err)
 	}
 	ctx, stop := context.WithCancel(context.Background())
