@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"runtime"
 	"slices"
 	"strings"
 	"testing"
@@ -18,6 +19,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/arenero/arenero"
+	"github.com/arenero/arenero/guest/agent"
 )
 
 func write(t testing.TB, g arenero.Guest, name, text string) arenero.FileInfo {
@@ -386,3 +388,47 @@ func TestWatchIsBounded(t *testing.T) {
 		}
 	}
 }
+
+// A file of any size streams through both sides, in and out and in ranges, in
+// memory that does not grow with it.
+func TestFilesStream(t *testing.T) {
+	g, dir := native(t, func(c *agent.Config) { c.Limits.Disk = 0 }), writable(t)
+	const size = 64 << 20
+	var before, after runtime.MemStats
+	runtime.GC()
+	runtime.ReadMemStats(&before)
+	peak, looks := before.HeapInuse, 0
+	watch := readerFunc(func(p []byte) (int, error) { // looks while the bytes go by
+		if looks++; looks%16 == 0 {
+			runtime.ReadMemStats(&after)
+			peak = max(peak, after.HeapInuse)
+		}
+		return len(p), nil
+	})
+	info, err := g.WriteFile(t.Context(), "", dir+"/big", 0, io.LimitReader(watch, size))
+	if err != nil || info.Size != size {
+		t.Fatal(info, err)
+	}
+	for _, part := range [][2]int64{{0, size}, {size - 10, 10}, {size / 2, size / 4}} {
+		r, _, err := g.ReadFile(t.Context(), "", dir+"/big", part[0], part[1])
+		if err != nil {
+			t.Fatal(err)
+		}
+		n, err := io.Copy(io.Discard, io.TeeReader(r, writerFunc(func(p []byte) (int, error) { return watch(p) })))
+		if err != nil || n != part[1] {
+			t.Errorf("%v: %d, %v", part, n, err)
+		}
+		if err := r.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+	if grown := int64(peak) - int64(before.HeapInuse); grown > 48<<20 {
+		t.Errorf("%d MiB held", grown>>20)
+	} else {
+		t.Logf("at most %d MiB held", grown>>20)
+	}
+}
+
+type writerFunc func([]byte) (int, error)
+
+func (f writerFunc) Write(b []byte) (int, error) { return f(b) }

@@ -61,17 +61,24 @@ func Open(ctx context.Context, conn net.Conn) (arenero.Guest, error) {
 	}
 	var protocols http.Protocols
 	protocols.SetUnencryptedHTTP2(true)
+	only := &onlyConn{Conn: session, over: make(chan struct{})}
 	first := make(chan net.Conn, 1)
-	first <- session
+	first <- only
 	t := &http.Transport{
 		Protocols: &protocols,
-		// There is one connection; when it is lost, so is the session.
-		DialContext: func(context.Context, string, string) (net.Conn, error) {
+		// There is one connection; when it is lost, so is the session. Until then who
+		// wants another waits: net/http asks for one when two calls come at the start,
+		// and gives them both the first.
+		DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 			select {
 			case c := <-first:
 				return c, nil
-			default:
+			case <-only.over:
 				return nil, errLost
+			case <-ctx.Done():
+				return nil, ctx.Err()
+			case <-time.After(callTimeout): // the guest allows no more streams
+				return nil, errBusy
 			}
 		},
 		DisableCompression:     true,
@@ -85,7 +92,7 @@ func Open(ctx context.Context, conn net.Conn) (arenero.Guest, error) {
 			MaxConcurrentStreams:          1000,
 		},
 	}
-	g := &Guest{http: t, conn: session, limit: callTimeout}
+	g := &Guest{http: t, conn: only, limit: callTimeout}
 	g.api = wire.NewGuestClient(&http.Client{Transport: t}, "http://guest",
 		append(wire.ClientOptions(), connect.WithInterceptors(hangUp{}))...)
 	return g, nil
@@ -110,7 +117,23 @@ func (hangUp) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.St
 	return next
 }
 
-var errLost = errors.New("the wire to the sandbox is lost")
+// onlyConn says when it is closed, by whomever.
+type onlyConn struct {
+	net.Conn
+
+	once sync.Once
+	over chan struct{}
+}
+
+func (c *onlyConn) Close() error {
+	c.once.Do(func() { close(c.over) })
+	return c.Conn.Close()
+}
+
+var (
+	errLost = errors.New("the wire to the sandbox is lost")
+	errBusy = errors.New("the wire to the sandbox takes no more calls")
+)
 
 // Close ends the session. What runs in the sandbox goes on.
 func (g *Guest) Close() error {
