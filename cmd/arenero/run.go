@@ -52,7 +52,10 @@ func (*runCmd) Help() string {
   echo 'print(6*7)' | arenero run -
 
 The exit status is the program's own; 1 after an uncaught exception, 124 after a timeout, 137 out of memory, 130 after Ctrl-C, and
-125 when arenero itself could not do it. Ctrl-C interrupts the program; twice ends it.`
+125 when arenero itself could not do it. Ctrl-C interrupts the program; twice ends it.
+
+Files for --out are taken out when the program has ended, also by a timeout or an exception. When the whole sandbox ends under it,
+for want of memory or by a second Ctrl-C, they are gone, and arenero says so.`
 }
 
 // maxCode bounds a program, maxStdin what a script reads from standard input: both
@@ -96,6 +99,9 @@ func (c *runCmd) Run(ctx context.Context, m *Main, cli *cli) error {
 	res, err := r.inHouse(ctx, cli.Data)
 	if ferr := r.screen.close(); err == nil && ferr != nil {
 		err = arenero.Errorf(arenero.Internal, "write output", "", "%w", ferr)
+	}
+	if r.out != nil && r.started.Load() && !r.collected {
+		fmt.Fprintln(r.m.Stderr, "arenero: files that the program made are lost: its sandbox ended before they could be taken out (--out)")
 	}
 	if err != nil && r.interrupted.Load() {
 		err = status(statusCanceled)
@@ -316,6 +322,8 @@ type running struct {
 	screen  *screen
 	workdir string
 	before  listing
+	// collected says that what the program made has been taken out, or an error says why not.
+	collected bool
 
 	started     atomic.Bool   // the program runs: it can be interrupted
 	interrupted atomic.Bool   // somebody asked it to stop
@@ -385,6 +393,7 @@ func (r *running) collect(ctx context.Context, g arenero.Guest) error {
 	if r.out == nil {
 		return nil
 	}
+	r.collected = true
 	saved, err := r.out.collect(ctx, g, r.workdir, r.before, r.spec.Limits.WithDefaults().Disk)
 	slices.Sort(saved)
 	for _, s := range saved {
