@@ -15,13 +15,17 @@ import (
 // Spec is the sandbox that [Client.Create] asks for. The zero value is one of the
 // image python with the server's default limits.
 type Spec struct {
-	Image    string
-	Engine   string
-	Limits   arenero.Limits
-	Env      map[string]string
-	Labels   map[string]string
-	Hostname string
-	Lifetime time.Duration // until it is ended; 0 is the server's default
+	Image     string
+	Snapshot  string // id of a snapshot to start from instead of an image
+	Engine    string
+	Limits    arenero.Limits
+	Env       map[string]string
+	Labels    map[string]string
+	Hostname  string
+	Lifetime  time.Duration     // until OnTimeout happens; 0 is the server's default
+	Idle      time.Duration     // unused and at rest for so long, it sleeps; below 0 is never
+	OnTimeout arenero.OnTimeout // "" is kill
+	Wait      time.Duration     // how long it may queue for a place
 }
 
 // A Sandbox is one on the server. Info is what was known when it was made, found
@@ -35,14 +39,21 @@ type Sandbox struct {
 // ends by itself after its lifetime.
 func (c *Client) Create(ctx context.Context, s Spec) (*Sandbox, error) {
 	body := struct {
-		Image    string            `json:"image,omitempty"`
-		Engine   string            `json:"engine,omitempty"`
-		Limits   limits            `json:"limits"`
-		Env      map[string]string `json:"env,omitempty"`
-		Labels   map[string]string `json:"labels,omitempty"`
-		Hostname string            `json:"hostname,omitempty"`
-		Lifetime float64           `json:"lifetime,omitempty"`
-	}{s.Image, s.Engine, limitsOf(s.Limits), s.Env, s.Labels, s.Hostname, s.Lifetime.Seconds()}
+		Image     string            `json:"image,omitempty"`
+		Snapshot  string            `json:"snapshot,omitempty"`
+		Engine    string            `json:"engine,omitempty"`
+		Limits    limits            `json:"limits"`
+		Env       map[string]string `json:"env,omitempty"`
+		Labels    map[string]string `json:"labels,omitempty"`
+		Hostname  string            `json:"hostname,omitempty"`
+		Lifetime  float64           `json:"lifetime,omitempty"`
+		Idle      float64           `json:"idle,omitempty"`
+		OnTimeout arenero.OnTimeout `json:"on_timeout,omitempty"`
+		Wait      float64           `json:"wait,omitempty"`
+	}{
+		s.Image, s.Snapshot, s.Engine, limitsOf(s.Limits), s.Env, s.Labels, s.Hostname,
+		s.Lifetime.Seconds(), s.Idle.Seconds(), s.OnTimeout, s.Wait.Seconds(),
+	}
 	sb := &Sandbox{c: c}
 	if err := c.call(ctx, "create sandbox", "POST", "/v1/sandboxes", body, &sb.Info); err != nil {
 		return nil, err
@@ -57,35 +68,6 @@ func (c *Client) Get(ctx context.Context, id string) (*Sandbox, error) {
 		return nil, err
 	}
 	return sb, nil
-}
-
-// List goes through the sandboxes that have not ended. It asks for a page at a
-// time, and stops at the first error.
-func (c *Client) List(ctx context.Context) iter.Seq2[*Sandbox, error] {
-	return func(yield func(*Sandbox, error) bool) {
-		for after := ""; ; {
-			var page struct {
-				Sandboxes []arenero.Sandbox `json:"sandboxes"`
-				Next      string            `json:"next"`
-			}
-			path := "/v1/sandboxes"
-			if after != "" {
-				path += "?after=" + url.QueryEscape(after)
-			}
-			if err := c.call(ctx, "list sandboxes", "GET", path, nil, &page); err != nil {
-				yield(nil, err)
-				return
-			}
-			for _, info := range page.Sandboxes {
-				if !yield(&Sandbox{Info: info, c: c}, nil) {
-					return
-				}
-			}
-			if after = page.Next; after == "" {
-				return
-			}
-		}
-	}
 }
 
 // ID is the sandbox's id.

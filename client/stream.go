@@ -34,8 +34,18 @@ func (c *Client) post(ctx context.Context, op, path, takes string, in any) (*htt
 // events makes a request and goes through its answer. A stream that ends before
 // its last event was cut off.
 func (c *Client) events(ctx context.Context, op, path string, in any) iter.Seq2[event, error] {
+	return c.eventsOf(ctx, op, "POST", path, in)
+}
+
+func (c *Client) eventsOf(ctx context.Context, op, method, path string, in any) iter.Seq2[event, error] {
 	return func(yield func(event, error) bool) {
-		resp, err := c.post(ctx, op, path, "text/event-stream", in)
+		var resp *http.Response
+		var err error
+		if method == "POST" {
+			resp, err = c.post(ctx, op, path, "text/event-stream", in)
+		} else {
+			resp, err = c.do(ctx, op, method, path, "text/event-stream", "", nil)
+		}
 		if err != nil {
 			yield(event{}, err)
 			return

@@ -130,6 +130,9 @@ func orDefault[T comparable](v *T, d T) {
 // returns nil when ctx did.
 func (h *Host) Run(ctx context.Context) error {
 	if err := h.Recover(ctx); err != nil {
+		if ctx.Err() != nil {
+			return nil
+		}
 		return err
 	}
 	var side sync.WaitGroup

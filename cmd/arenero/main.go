@@ -71,10 +71,29 @@ type cli struct {
 	Data   string          `help:"Folder of images, sandboxes and keys (${default})." default:"${data}" env:"ARENERO_DATA" placeholder:"DIR"`
 	Config kong.ConfigFlag `help:"YAML file with values for flags; flags and environment come before it." env:"ARENERO_CONFIG" placeholder:"FILE"`
 
-	Run     runCmd     `cmd:"" help:"Run a program in a sandbox of its own."`
-	Serve   serveCmd   `cmd:"" help:"Serve sandboxes over HTTP."`
+	Run   runCmd   `cmd:"" help:"Run a program in a sandbox of its own."`
+	Serve serveCmd `cmd:"" help:"Serve sandboxes over HTTP."`
+
+	Create   createCmd   `cmd:"" group:"Sandboxes of a server" help:"Make a sandbox and print its id."`
+	Ls       lsCmd       `cmd:"" group:"Sandboxes of a server" help:"List sandboxes."`
+	Get      getCmd      `cmd:"" group:"Sandboxes of a server" help:"Tell all that is known of a sandbox."`
+	Exec     execCmd     `cmd:"" group:"Sandboxes of a server" help:"Run a command in a sandbox."`
+	Shell    shellCmd    `cmd:"" group:"Sandboxes of a server" help:"Open a terminal in a sandbox."`
+	Cp       cpCmd       `cmd:"" group:"Sandboxes of a server" help:"Copy files and folders into a sandbox and out of it."`
+	Logs     logsCmd     `cmd:"" group:"Sandboxes of a server" help:"Show what happened, or what a process wrote."`
+	Update   updateCmd   `cmd:"" group:"Sandboxes of a server" help:"Change a sandbox while it lives."`
+	Pause    pauseCmd    `cmd:"" group:"Sandboxes of a server" help:"Put sandboxes to sleep; any use of one wakes it."`
+	Resume   resumeCmd   `cmd:"" group:"Sandboxes of a server" help:"Wake sandboxes."`
+	Fork     forkCmd     `cmd:"" group:"Sandboxes of a server" help:"Make live copies of a sandbox."`
+	Snapshot snapshotCmd `cmd:"" group:"Sandboxes of a server" help:"Keep sandboxes as they are now."`
+	Rollback rollbackCmd `cmd:"" group:"Sandboxes of a server" help:"Put a sandbox back to one of its snapshots."`
+	Kill     killCmd     `cmd:"" group:"Sandboxes of a server" help:"End sandboxes."`
+	Port     portCmd     `cmd:"" group:"Sandboxes of a server" help:"Reach a web server inside a sandbox."`
+	Pool     poolCmd     `cmd:"" group:"Sandboxes of a server" help:"Keep sandboxes ready ahead of demand."`
+	Backup   backupCmd   `cmd:"" group:"Sandboxes of a server" help:"Copy the records of the server."`
+
 	Image   imageCmd   `cmd:"" help:"Build, pull, import, list and remove images."`
-	Key     keyCmd     `cmd:"" help:"Show the local API key."`
+	Key     keyCmd     `cmd:"" help:"Make, list, show and revoke API keys."`
 	Doctor  doctorCmd  `cmd:"" help:"Check this machine, and say how to mend what is missing."`
 	Version versionCmd `cmd:"" help:"Print the version."`
 }
@@ -89,7 +108,7 @@ func (m *Main) Run(ctx context.Context) int {
 	var c cli
 	unsetEmpty()
 	args, after := cutArgs(m.Args)
-	c.Run.After = after
+	c.Run.After, c.Exec.After = after, after
 	parser, err := kong.New(&c,
 		kong.Name("arenero"),
 		kong.Description("A place where code nobody reviewed can run."),
@@ -114,7 +133,7 @@ func (m *Main) Run(ctx context.Context) int {
 		fmt.Fprintln(m.Stderr, "  hint: arenero --help")
 		return statusUsage
 	}
-	c.Run.After = after
+	c.Run.After, c.Exec.After = after, after
 	k.BindTo(ctx, (*context.Context)(nil))
 	err = k.Run(m, &c)
 	if s, ok := errors.AsType[status](err); ok {

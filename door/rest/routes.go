@@ -61,6 +61,9 @@ func (d *Door) register() {
 	route(d, "chmod-file", "POST", "/v1/sandboxes/{id}/files/chmod", "Change permissions", d.chmodFile, body(maxSmallBody))
 	route(d, "watch-files", "GET", "/v1/sandboxes/{id}/files/watch", "Changes below a folder, as they happen", d.watchFiles, streams("text/event-stream"))
 
+	route(d, "read-folder", "GET", "/v1/sandboxes/{id}/files/tree", "A folder with all that is in it, as a tar archive", d.readTree, streams("application/octet-stream"))
+	route(d, "write-folder", "PUT", "/v1/sandboxes/{id}/files/tree", "Unpack a tar archive below a folder", d.writeTree, takes("application/x-tar"))
+
 	route(d, "list-processes", "GET", "/v1/sandboxes/{id}/processes", "List what was started and runs", d.listProcesses)
 	route(d, "start-process", "POST", "/v1/sandboxes/{id}/processes", "Start a command that goes on by itself", d.startProcess, body(maxBody), status(http.StatusCreated))
 	route(d, "attach-process", "GET", "/v1/sandboxes/{id}/processes/{pid}/output", "What a process wrote and writes, and how it ends", d.attach, streams("text/event-stream"))

@@ -2,7 +2,9 @@ package rest
 
 import (
 	"context"
+	"errors"
 	"io/fs"
+	"net/http"
 	"strconv"
 
 	"github.com/danielgtaylor/huma/v2"
@@ -128,4 +130,40 @@ func (d *Door) watchFiles(ctx context.Context, in *watchRequest) (*huma.StreamRe
 			}
 		}
 	}}, nil
+}
+
+// readTree sends a folder as a tar archive.
+func (d *Door) readTree(ctx context.Context, in *ByPath) (*huma.StreamResponse, error) {
+	g, err := d.filesOf(ctx, in)
+	if err != nil {
+		return nil, err
+	}
+	r, err := g.ReadTree(ctx, in.User, in.Path)
+	if err != nil {
+		return nil, err
+	}
+	return &huma.StreamResponse{Body: func(huma.Context) {
+		defer r.Close()
+		download(askerOf(ctx), r, 0)
+	}}, nil
+}
+
+type treeResponse struct{ Body arenero.TreeInfo }
+
+// writeTree unpacks a tar archive below a folder.
+func (d *Door) writeTree(ctx context.Context, in *ByPath) (*treeResponse, error) {
+	g, err := d.filesOf(ctx, in)
+	if err != nil {
+		return nil, err
+	}
+	a := askerOf(ctx)
+	rc := http.NewResponseController(a.w)
+	info, err := g.WriteTree(ctx, in.User, in.Path, &patientReader{r: http.MaxBytesReader(a.w, a.r.Body, maxFile), rc: rc})
+	if _, ok := errors.AsType[*http.MaxBytesError](err); ok {
+		return nil, arenero.Errorf(arenero.TooLarge, "write folder", "", "more than %d bytes", int64(maxFile))
+	}
+	if err != nil {
+		return nil, err
+	}
+	return &treeResponse{Body: info}, nil
 }
