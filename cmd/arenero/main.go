@@ -90,6 +90,7 @@ type cli struct {
 	Kill     killCmd     `cmd:"" group:"Sandboxes of a server" help:"End sandboxes."`
 	Port     portCmd     `cmd:"" group:"Sandboxes of a server" help:"Reach a web server inside a sandbox."`
 	Pool     poolCmd     `cmd:"" group:"Sandboxes of a server" help:"Keep sandboxes ready ahead of demand."`
+	Bench    benchCmd    `cmd:"" group:"Sandboxes of a server" help:"Measure a server."`
 	Backup   backupCmd   `cmd:"" group:"Sandboxes of a server" help:"Copy the records of the server."`
 
 	Image   imageCmd   `cmd:"" help:"Build, pull, import, list and remove images."`
