@@ -92,6 +92,9 @@ func run(ctx context.Context) error {
 		}
 		row("execute `1+1`, jupyter_client in a runc container", times)
 	}
+	if err := h.life(ctx); err != nil {
+		return err
+	}
 	if err := h.streams(ctx); err != nil {
 		return err
 	}
@@ -147,7 +150,7 @@ func serve(ctx context.Context, bin, data string) (*house, error) {
 	if err := os.Symlink(filepath.Join(data, "images"), filepath.Join(dir, "images")); err != nil {
 		return nil, err
 	}
-	cmd := exec.CommandContext(ctx, bin, "serve", "--data", dir, "--listen", "127.0.0.1:0")
+	cmd := exec.CommandContext(ctx, bin, "serve", "--data", dir, "--listen", "127.0.0.1:0", "--on-stop", "kill", "--pool-max", "0")
 	cmd.Cancel = func() error { return cmd.Process.Signal(syscall.SIGTERM) }
 	out, err := cmd.StdoutPipe()
 	if err != nil {
@@ -175,6 +178,28 @@ func (h *house) stop() {
 		_, _ = p.Wait()
 	}
 	os.RemoveAll(h.data)
+}
+
+// life is what a user measures on a machine of their own.
+func (h *house) life(ctx context.Context) error {
+	cmd := exec.CommandContext(ctx, h.bin, "bench", "-n", "50", "--forks", "10", "--burst", "20", "--json")
+	cmd.Env = append(os.Environ(), "ARENERO_URL="+h.URL, "ARENERO_API_KEY="+h.Key)
+	out, err := cmd.Output()
+	if err != nil {
+		return fmt.Errorf("arenero bench: %w", err)
+	}
+	var rows []struct {
+		What, Unit  string
+		Median, P99 float64
+		Runs        int
+	}
+	if err := json.Unmarshal(out, &rows); err != nil {
+		return err
+	}
+	for _, r := range rows {
+		fmt.Printf("| %s | %.1f %s | %.1f %s | %d |\n", r.What, r.Median, r.Unit, r.P99, r.Unit, r.Runs)
+	}
+	return nil
 }
 
 func (h *house) executes(ctx context.Context) error {
@@ -276,7 +301,7 @@ func (h *house) memory(ctx context.Context) error {
 			continue
 		}
 		time.Sleep(time.Second)
-		total, procs := pss(sb.ID())
+		total, procs := pss("box-" + sb.ID()[4:12] + "-*")
 		fmt.Printf("| idle sandbox, PSS, %s | %d MiB in %d address spaces | | 1 |\n", c.what, total>>20, procs)
 		if err := sb.Kill(ctx); err != nil {
 			return err

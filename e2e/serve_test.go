@@ -61,7 +61,7 @@ func serve(t *testing.T, bin string, flags ...string) *daemon {
 
 func (d *daemon) start(t *testing.T, bin string, flags ...string) {
 	t.Helper()
-	d.cmd = exec.Command(bin, append([]string{"serve", "--data", d.data, "--listen", "127.0.0.1:0"}, flags...)...)
+	d.cmd = exec.Command(bin, append([]string{"serve", "--data", d.data, "--listen", "127.0.0.1:0", "--on-stop", "kill", "--pool-max", "0"}, flags...)...)
 	d.cmd.Stderr = d.log
 	out, err := d.cmd.StdoutPipe()
 	if err != nil {
