@@ -169,7 +169,7 @@ func (i *Instance) sentry(p plan, b arenero.Box) (*sandbox.Sandbox, error) {
 	}
 	s, err := i.e.withStdio(guest, func() (*sandbox.Sandbox, error) { return sandbox.New(p.conf, args) })
 	if err != nil {
-		return nil, fmt.Errorf("start sentry: %w", err)
+		return nil, fmt.Errorf("start sentry: %w%s", err, lastWords(i.dir))
 	}
 	pid := s.Getpid()
 	i.mu.Lock()

@@ -6,6 +6,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -88,6 +89,25 @@ func openWire(dir string) (*wire, error) {
 
 func openLog(dir string) (*os.File, error) {
 	return os.OpenFile(filepath.Join(dir, wireLog), os.O_RDWR|unix.O_NONBLOCK, 0)
+}
+
+// lastWords is what a Sentry said that did not come up, to add to an error; it
+// does not wait.
+func lastWords(dir string) string {
+	log, err := openLog(dir)
+	if err != nil {
+		return ""
+	}
+	defer log.Close()
+	buf := make([]byte, 4096)
+	if err := log.SetReadDeadline(time.Now().Add(50 * time.Millisecond)); err != nil {
+		return ""
+	}
+	n, _ := log.Read(buf) // nothing said is no failure
+	if n == 0 {
+		return ""
+	}
+	return ": it said " + strconv.QuoteToASCII(string(buf[max(0, n-1024):n]))
 }
 
 func (w *wire) Read(p []byte) (int, error)  { return w.out.Read(p) }
