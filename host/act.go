@@ -50,19 +50,25 @@ func (h *Host) Act(ctx context.Context, who Who, key string, request []byte, f f
 			}
 		}
 		// It goes on when its caller goes away: the caller will come again.
-		ended := make(chan struct{})
+		type end struct {
+			answer []byte
+			again  bool
+			err    error
+		}
+		ended := make(chan end, 1)
 		started := h.spawn(func() {
-			defer close(ended)
 			defer h.acts.end(who.Tenant, key)
-			answer, again, err = h.actOnce(context.WithoutCancel(ctx), a, f)
+			var e end
+			e.answer, e.again, e.err = h.actOnce(context.WithoutCancel(ctx), a, f)
+			ended <- e
 		})
 		if !started {
 			h.acts.end(who.Tenant, key)
 			return nil, false, arenero.Errorf(arenero.Unavailable, op, "", "the daemon is stopping")
 		}
 		select {
-		case <-ended:
-			return answer, again, err
+		case e := <-ended:
+			return e.answer, e.again, e.err
 		case <-ctx.Done():
 			return nil, false, arenero.Errorf(arenero.Canceled, op, "", "the caller went away; the request goes on under its key")
 		}

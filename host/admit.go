@@ -142,7 +142,7 @@ func (h *Host) enter(ctx context.Context, who Who, b *box) error {
 			continue
 		}
 		awake++
-		if other.sb.Tenant == who.Tenant { // never changes: no lock
+		if other.tenant == who.Tenant {
 			own++
 		}
 	}

@@ -19,7 +19,7 @@ const restFor = 3 * time.Second
 // sleep of those that nobody uses.
 func (h *Host) reap(ctx context.Context) {
 	now := h.now()
-	var paused []*box
+	var paused []sleeper
 	for _, b := range h.held() {
 		b.mu.Lock()
 		sb, active, used, slept := b.sb, b.active, b.used, b.slept
@@ -33,7 +33,7 @@ func (h *Host) reap(ctx context.Context) {
 			if h.MaxSleep > 0 && now.Sub(slept) > h.MaxSleep {
 				h.endSoon(ctx, b, "it slept for "+h.MaxSleep.String(), arenero.TimedOut)
 			} else {
-				paused = append(paused, b)
+				paused = append(paused, sleeper{b, slept})
 			}
 		case sb.State != arenero.Running:
 		case !sb.Ends.IsZero() && now.After(sb.Ends) && sb.OnTimeout == arenero.PauseOnTimeout:
@@ -101,17 +101,23 @@ func (h *Host) sleepSoon(ctx context.Context, b *box, reason string) {
 	}
 }
 
+// A sleeper is a sandbox that is paused since a time.
+type sleeper struct {
+	box   *box
+	since time.Time
+}
+
 // deepen writes paused sandboxes to disk: those that slept for long, and, when
 // memory is short, the one that slept longest. One at a time.
-func (h *Host) deepen(ctx context.Context, paused []*box, now time.Time) {
+func (h *Host) deepen(ctx context.Context, paused []sleeper, now time.Time) {
 	if len(paused) == 0 || h.deepening.Load() {
 		return
 	}
-	slices.SortFunc(paused, func(a, b *box) int { return a.slept.Compare(b.slept) })
-	b := paused[0]
+	slices.SortFunc(paused, func(a, b sleeper) int { return a.since.Compare(b.since) })
+	b, since := paused[0].box, paused[0].since
 	total, free := memory()
 	short := total > 0 && free < total/8
-	if !short && (h.HibernateAfter < 0 || now.Sub(b.slept) < h.HibernateAfter) {
+	if !short && (h.HibernateAfter < 0 || now.Sub(since) < h.HibernateAfter) {
 		return
 	}
 	if !b.turn.TryLock() {

@@ -32,7 +32,7 @@ func (h *Host) end(ctx context.Context, b *box, reason string, cause arenero.Exi
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), teardown)
 	defer cancel()
 	h.mu.Lock()
-	_, held := h.boxes[b.sb.ID]
+	_, held := h.boxes[b.id()]
 	h.mu.Unlock()
 	if !held {
 		return nil // somebody was faster

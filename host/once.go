@@ -83,7 +83,7 @@ func (h *Host) RunOnce(ctx context.Context, who Who, j Job) (res arenero.Result,
 	if err := j.prepare(ctx, g); err != nil {
 		return res, err
 	}
-	c := NewCollector(b.sb.Limits.Output)
+	c := NewCollector(b.sandbox().Limits.Output)
 	if len(j.Argv) > 0 {
 		err = j.command(ctx, g, c)
 	} else {

@@ -83,7 +83,7 @@ func (o *overseer) end(reason arenero.ExitReason) {
 		o.g.b.done(o.g.h.now())
 		took := time.Since(o.started)
 		o.g.h.meter.ran(o.kind, reason, took)
-		o.g.h.tell(o.g.b.sb, o.kind, map[string]string{
+		o.g.h.tell(o.g.b.sandbox(), o.kind, map[string]string{
 			"what": o.what, "exit_reason": string(reason), "duration_ms": strconv.FormatInt(took.Milliseconds(), 10),
 		})
 		if o.release != nil {

@@ -67,7 +67,7 @@ func (h *Host) own(ctx context.Context, who Who, id string, scope Scope, op stri
 	h.mu.Lock()
 	b := h.boxes[id]
 	h.mu.Unlock()
-	if b != nil && b.sb.Tenant == who.Tenant { // never changes: no lock
+	if b != nil && b.tenant == who.Tenant {
 		return b, nil
 	}
 	sb, err := h.lookup(ctx, who, id, op)
@@ -86,7 +86,7 @@ func (h *Host) pause(ctx context.Context, b *box, reason string) error {
 	}
 	p, ok := y.inst.(arenero.Pauser)
 	if !ok {
-		return arenero.Errorf(arenero.Unavailable, op, b.id(), "engine %s can not pause", b.sb.Engine)
+		return arenero.Errorf(arenero.Unavailable, op, b.id(), "engine %s can not pause", b.engine)
 	}
 	if err := h.move(ctx, b, store.Change{To: arenero.Pausing, Reason: reason}); err != nil {
 		return err
@@ -125,7 +125,7 @@ func (h *Host) hibernate(ctx context.Context, b *box, reason string) (err error)
 	}
 	snap, ok := y.inst.(arenero.Snapshotter)
 	if !ok || !from.caps.Snapshot {
-		return arenero.Errorf(arenero.Unavailable, op, b.id(), "engine %s can not write snapshots here", b.sb.Engine)
+		return arenero.Errorf(arenero.Unavailable, op, b.id(), "engine %s can not write snapshots here", b.engine)
 	}
 	state := "hib-" + randomText(26)
 	if err := h.move(ctx, b, store.Change{To: arenero.Hibernating, Reason: reason, StateID: state}); err != nil {
@@ -179,7 +179,7 @@ func (h *Host) stayAwake(ctx context.Context, b *box, y *body, was arenero.State
 
 // stateOf says what a state of this sandbox is a state of.
 func (h *Host) stateOf(ctx context.Context, b *box, op string) (origin, error) {
-	engine, caps, err := h.engine(ctx, b.sb.Engine)
+	engine, caps, err := h.engine(ctx, b.engine)
 	if err != nil {
 		return origin{}, err
 	}
@@ -213,7 +213,7 @@ func (h *Host) wake(ctx context.Context, b *box) error {
 	b.mu.Lock()
 	state := b.stateID
 	b.mu.Unlock()
-	from, err := h.kept(ctx, b.sb.Engine, state, op, b.id())
+	from, err := h.kept(ctx, b.engine, state, op, b.id())
 	if err != nil {
 		return err
 	}
@@ -283,7 +283,7 @@ func (h *Host) unpause(ctx context.Context, b *box) error {
 	}
 	p, ok := y.inst.(arenero.Pauser)
 	if !ok {
-		return arenero.Errorf(arenero.Unavailable, op, b.id(), "engine %s can not resume", b.sb.Engine)
+		return arenero.Errorf(arenero.Unavailable, op, b.id(), "engine %s can not resume", b.engine)
 	}
 	if err := h.move(ctx, b, store.Change{To: arenero.Resuming}); err != nil {
 		return err

@@ -58,7 +58,7 @@ func (h *Host) keep(ctx context.Context, b *box, id, op string) (image.Kept, err
 	}
 	snap, ok := y.inst.(arenero.Snapshotter)
 	if !ok || !from.caps.Snapshot {
-		return image.Kept{}, arenero.Errorf(arenero.Unavailable, op, b.id(), "engine %s can not write snapshots here", b.sb.Engine)
+		return image.Kept{}, arenero.Errorf(arenero.Unavailable, op, b.id(), "engine %s can not write snapshots here", b.engine)
 	}
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
 	defer cancel()
@@ -194,7 +194,7 @@ func (h *Host) Rollback(ctx context.Context, who Who, id, snapshot string) (aren
 		return arenero.Sandbox{}, arenero.Errorf(arenero.Invalid, op, id, "%s is a snapshot of another sandbox", n.ID).
 			WithHint("make a new sandbox of it")
 	}
-	from, err := h.kept(ctx, b.sb.Engine, n.ID, op, id)
+	from, err := h.kept(ctx, b.engine, n.ID, op, id)
 	if err != nil {
 		return arenero.Sandbox{}, err
 	}

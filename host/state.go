@@ -21,6 +21,8 @@ type box struct {
 	life context.Context    // ends with stop
 	made chan struct{}      // closed when its making is over
 
+	name, tenant, engine string // of sb; they never change, so no lock is needed
+
 	mu       sync.Mutex
 	sb       arenero.Sandbox
 	recorded bool          // the store has a row of it
@@ -62,7 +64,7 @@ type sample struct {
 
 func newBox(ctx context.Context, sb arenero.Sandbox, now time.Time) *box {
 	life, stop := context.WithCancel(context.WithoutCancel(ctx))
-	return &box{sb: sb, life: life, stop: stop, used: now, made: make(chan struct{})}
+	return &box{sb: sb, name: sb.ID, tenant: sb.Tenant, engine: sb.Engine, life: life, stop: stop, used: now, made: make(chan struct{})}
 }
 
 func newBody(id string, inst arenero.Instance, guest arenero.Guest) *body {
@@ -85,7 +87,7 @@ func (b *box) state() arenero.State {
 	return b.sb.State
 }
 
-func (b *box) id() string { return b.sb.ID } // never changes: no lock
+func (b *box) id() string { return b.name }
 
 func (b *box) at() *body {
 	b.mu.Lock()

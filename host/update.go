@@ -104,7 +104,7 @@ func (h *Host) relimit(ctx context.Context, who Who, b *box, was, next arenero.L
 	}
 	u, ok := y.inst.(arenero.Updater)
 	if !ok {
-		return arenero.Errorf(arenero.Unavailable, op, b.id(), "engine %s can not change limits", b.sb.Engine)
+		return arenero.Errorf(arenero.Unavailable, op, b.id(), "engine %s can not change limits", b.engine)
 	}
 	return u.Update(ctx, next)
 }
