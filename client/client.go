@@ -18,17 +18,10 @@
 package client
 
 import (
-	"bytes"
 	"cmp"
 	"context"
-	"encoding/json"
-	"errors"
-	"io"
-	"mime"
 	"net/http"
-	"net/url"
 	"os"
-	"strings"
 	"time"
 
 	"github.com/arenero/arenero"
@@ -61,6 +54,8 @@ type Run struct {
 	Stdin    string            // with it the code runs as a script, not as a cell
 	Limits   arenero.Limits    // zero fields are the server's defaults
 	Timeout  time.Duration     // 0 is the limits' default
+
+	IdempotencyKey string // with it, a repeated call gets the answer of the first
 }
 
 // Execute runs code in a fresh sandbox, which is gone when it returns.
@@ -83,7 +78,7 @@ func (c *Client) Execute(ctx context.Context, r Run) (arenero.Result, error) {
 		Timeout  float64            `json:"timeout,omitempty"`
 	}{r.Code, r.Language, r.Image, files, r.Env, r.Stdin, limitsOf(r.Limits), r.Timeout.Seconds()}
 	var res arenero.Result
-	err := c.call(ctx, "execute", "POST", "/execute", body, &res)
+	err := c.callOnce(ctx, "execute", "POST", "/execute", r.IdempotencyKey, body, &res)
 	return res, err
 }
 
@@ -95,110 +90,3 @@ func (c *Client) Images(ctx context.Context) ([]arenero.Image, error) {
 	err := c.call(ctx, "list images", "GET", "/v1/images", nil, &out)
 	return out.Images, err
 }
-
-// limits is how limits travel: the root type leaves the time out.
-type limits struct {
-	CPUs      float64 `json:"cpus,omitempty"`
-	Memory    int64   `json:"memory,omitempty"`
-	Processes int     `json:"processes,omitempty"`
-	Disk      int64   `json:"disk,omitempty"`
-	OpenFiles int     `json:"open_files,omitempty"`
-	Output    int64   `json:"output,omitempty"`
-	Timeout   float64 `json:"timeout,omitempty"`
-}
-
-func limitsOf(l arenero.Limits) limits {
-	return limits{l.CPUs, l.Memory, l.Processes, l.Disk, l.OpenFiles, l.Output, l.Timeout.Seconds()}
-}
-
-// maxAnswer bounds an answer that is read whole. A result is smaller.
-const maxAnswer = 256 * arenero.MiB
-
-// call makes a request with a JSON body and reads a JSON answer into out, unless
-// it is nil.
-func (c *Client) call(ctx context.Context, op, method, path string, in, out any) error {
-	var body io.Reader
-	if in != nil {
-		b, err := json.Marshal(in)
-		if err != nil {
-			return arenero.Errorf(arenero.Invalid, op, "", "encode request: %w", err)
-		}
-		body = bytes.NewReader(b)
-	}
-	resp, err := c.do(ctx, op, method, path, "application/json", "application/json", body)
-	if err != nil {
-		return err
-	}
-	defer resp.Body.Close()
-	if out == nil || resp.StatusCode == http.StatusNoContent {
-		return nil
-	}
-	if err := json.NewDecoder(io.LimitReader(resp.Body, maxAnswer)).Decode(out); err != nil {
-		return broken(ctx, op, err)
-	}
-	return nil
-}
-
-// do makes a request and returns the answer if it is a good one; the caller
-// closes its body.
-func (c *Client) do(ctx context.Context, op, method, path, takes, gives string, body io.Reader) (*http.Response, error) {
-	req, err := http.NewRequestWithContext(ctx, method, strings.TrimRight(c.URL, "/")+path, body)
-	if err != nil {
-		return nil, arenero.Errorf(arenero.Invalid, op, "", "%w", err)
-	}
-	req.Header.Set("Accept", takes)
-	if body != nil {
-		req.Header.Set("Content-Type", gives)
-	}
-	if c.Key != "" {
-		req.Header.Set("Authorization", "Bearer "+c.Key)
-	}
-	resp, err := cmp.Or(c.HTTP, plain()).Do(req)
-	if err != nil {
-		return nil, broken(ctx, op, err)
-	}
-	if resp.StatusCode/100 != 2 {
-		defer resp.Body.Close()
-		return nil, problem(op, resp)
-	}
-	return resp, nil
-}
-
-// plain is the default client, kept from following redirects: a key is for the
-// server it was made by.
-func plain() *http.Client {
-	return &http.Client{CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
-}
-
-// problem is the error that a bad answer stands for.
-func problem(op string, resp *http.Response) error {
-	p := struct {
-		Code   arenero.Code `json:"code"`
-		Detail string       `json:"detail"`
-		Hint   string       `json:"hint"`
-	}{}
-	kind, _, _ := mime.ParseMediaType(resp.Header.Get("Content-Type")) // an odd one is no problem of ours
-	err := json.NewDecoder(io.LimitReader(resp.Body, 1<<20)).Decode(&p)
-	if kind != "application/problem+json" || err != nil || p.Code == "" {
-		return arenero.Errorf(arenero.Unavailable, op, "", "the server answered %s", resp.Status).
-			WithHint("is this the address of an arenero server?")
-	}
-	return problemOf(op, p.Code, p.Detail, p.Hint)
-}
-
-func problemOf(op string, code arenero.Code, detail, hint string) error {
-	return &arenero.Error{Code: code, Op: op, Err: errors.New(detail), Hint: hint}
-}
-
-// broken is the error of a request that got no answer, or no whole one.
-func broken(ctx context.Context, op string, err error) error {
-	switch {
-	case errors.Is(ctx.Err(), context.DeadlineExceeded):
-		return arenero.Errorf(arenero.Timeout, op, "", "%w", err)
-	case ctx.Err() != nil:
-		return arenero.Errorf(arenero.Canceled, op, "", "%w", err)
-	}
-	return arenero.Errorf(arenero.Unavailable, op, "", "%w", err).WithHint("is the server running? arenero serve")
-}
-
-func escape(s string) string { return url.PathEscape(s) }

@@ -63,7 +63,7 @@ func TestKeyStaysHome(t *testing.T) {
 }
 
 func TestReadEvent(t *testing.T) {
-	const in = ": still here\n\nevent: stdout\ndata: {\"text\":\"a\"}\n\nevent:end\r\ndata:1\r\ndata:2\r\n\r\nevent: cut"
+	const in = ": still here\n\nid: 7\nevent: stdout\ndata: {\"text\":\"a\"}\n\nevent:end\r\ndata:1\r\ndata:2\r\n\r\nevent: cut"
 	for name, r := range map[string]io.Reader{"whole": strings.NewReader(in), "by bytes": iotest.OneByteReader(strings.NewReader(in))} {
 		b := bufio.NewReaderSize(r, 16)
 		var got []event

@@ -49,6 +49,8 @@ type Cell struct {
 	Env      map[string]string `json:"env,omitempty"`      // while it runs
 	Stdin    string            `json:"stdin,omitempty"`
 	Timeout  time.Duration     `json:"-"` // 0 is the sandbox's default
+
+	IdempotencyKey string `json:"-"` // with it, a repeated call gets the answer of the first; not for Stream
 }
 
 func (c Cell) body() any {
@@ -64,7 +66,7 @@ func (k *Kernel) path(verb string) string { return k.sb.path("/kernels/" + escap
 // Execute runs a cell to its end.
 func (k *Kernel) Execute(ctx context.Context, c Cell) (arenero.Result, error) {
 	var res arenero.Result
-	err := k.sb.c.call(ctx, "run cell", "POST", k.path("/execute"), c.body(), &res)
+	err := k.sb.c.callOnce(ctx, "run cell", "POST", k.path("/execute"), c.IdempotencyKey, c.body(), &res)
 	return res, err
 }
 
@@ -100,4 +102,26 @@ func (k *Kernel) Restart(ctx context.Context) error {
 // Stop ends the kernel and all it started.
 func (k *Kernel) Stop(ctx context.Context) error {
 	return k.sb.c.call(ctx, "stop kernel", "DELETE", k.path(""), nil, nil)
+}
+
+type place struct {
+	Code   string `json:"code"`
+	Cursor int    `json:"cursor"`
+}
+
+// Complete says how code could go on at a cursor, which counts characters.
+func (k *Kernel) Complete(ctx context.Context, code string, cursor int) (arenero.Completion, error) {
+	var out arenero.Completion
+	err := k.sb.c.call(ctx, "complete code", "POST", k.path("/complete"), place{code, cursor}, &out)
+	return out, err
+}
+
+// Inspect says what is known of the name at a cursor: one text in several MIME
+// types, empty when nothing is.
+func (k *Kernel) Inspect(ctx context.Context, code string, cursor int) (map[string]string, error) {
+	var out struct {
+		MIME map[string]string `json:"mime"`
+	}
+	err := k.sb.c.call(ctx, "inspect code", "POST", k.path("/inspect"), place{code, cursor}, &out)
+	return out.MIME, err
 }

@@ -1,12 +1,14 @@
 package client
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"io"
 	"iter"
 	"net/url"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/arenero/arenero"
@@ -29,8 +31,12 @@ func (f Filter) query() url.Values {
 	if f.All {
 		q.Set("all", "true")
 	}
-	for _, s := range f.States {
-		q.Add("state", string(s))
+	if len(f.States) > 0 {
+		states := make([]string, len(f.States))
+		for i, s := range f.States {
+			states[i] = string(s)
+		}
+		q.Set("state", strings.Join(states, ","))
 	}
 	if f.Image != "" {
 		q.Set("image", f.Image)
@@ -77,9 +83,12 @@ func (s *Sandbox) Update(ctx context.Context, p arenero.Patch) error {
 		Lifetime  *float64           `json:"lifetime,omitempty"`
 		Idle      *float64           `json:"idle,omitempty"`
 		OnTimeout *arenero.OnTimeout `json:"on_timeout,omitempty"`
-		Labels    map[string]string  `json:"labels,omitempty"`
+		Labels    *map[string]string `json:"labels,omitempty"` // an empty one takes all labels off
 		Limits    *limits            `json:"limits,omitempty"`
-	}{OnTimeout: p.OnTimeout, Labels: p.Labels}
+	}{OnTimeout: p.OnTimeout}
+	if p.Labels != nil {
+		body.Labels = &p.Labels
+	}
 	for _, t := range []struct {
 		from *time.Duration
 		to   **float64
@@ -93,7 +102,7 @@ func (s *Sandbox) Update(ctx context.Context, p arenero.Patch) error {
 		l := limitsOf(*p.Limits)
 		body.Limits = &l
 	}
-	return s.c.call(ctx, "update sandbox", "PATCH", s.path(""), body, &s.Info)
+	return s.change(ctx, "update sandbox", "PATCH", s.path(""), body)
 }
 
 // Pause stops the sandbox in memory; any use of it wakes it, in milliseconds.
@@ -104,12 +113,12 @@ func (s *Sandbox) Pause(ctx context.Context) error { return s.sleep(ctx, "memory
 func (s *Sandbox) Hibernate(ctx context.Context) error { return s.sleep(ctx, "disk") }
 
 func (s *Sandbox) sleep(ctx context.Context, to string) error {
-	return s.c.call(ctx, "pause sandbox", "POST", s.path("/pause"), map[string]string{"to": to}, &s.Info)
+	return s.change(ctx, "pause sandbox", "POST", s.path("/pause"), map[string]string{"to": to})
 }
 
 // Resume wakes the sandbox.
 func (s *Sandbox) Resume(ctx context.Context) error {
-	return s.c.call(ctx, "resume sandbox", "POST", s.path("/resume"), nil, &s.Info)
+	return s.change(ctx, "resume sandbox", "POST", s.path("/resume"), nil)
 }
 
 // Fork makes live copies of the sandbox, all or none. Of spec, what is left out
@@ -127,7 +136,7 @@ func (s *Sandbox) Fork(ctx context.Context, count int, spec Spec) ([]*Sandbox, e
 	var out struct {
 		Sandboxes []arenero.Sandbox `json:"sandboxes"`
 	}
-	if err := s.c.call(ctx, "fork sandbox", "POST", s.path("/fork"), body, &out); err != nil {
+	if err := s.c.callOnce(ctx, "fork sandbox", "POST", s.path("/fork"), cmp.Or(spec.IdempotencyKey, newKey()), body, &out); err != nil {
 		return nil, err
 	}
 	all := make([]*Sandbox, len(out.Sandboxes))
@@ -140,13 +149,13 @@ func (s *Sandbox) Fork(ctx context.Context, count int, spec Spec) ([]*Sandbox, e
 // Snapshot keeps the sandbox as it is now; it goes on. The name is for people.
 func (s *Sandbox) Snapshot(ctx context.Context, name string) (arenero.Snapshot, error) {
 	var out arenero.Snapshot
-	err := s.c.call(ctx, "snapshot sandbox", "POST", s.path("/snapshots"), map[string]string{"name": name}, &out)
+	err := s.c.callOnce(ctx, "snapshot sandbox", "POST", s.path("/snapshots"), newKey(), map[string]string{"name": name}, &out)
 	return out, err
 }
 
 // Rollback puts the sandbox back to one of its own snapshots.
 func (s *Sandbox) Rollback(ctx context.Context, snapshot string) error {
-	return s.c.call(ctx, "roll back sandbox", "POST", s.path("/rollback"), map[string]string{"snapshot": snapshot}, &s.Info)
+	return s.change(ctx, "roll back sandbox", "POST", s.path("/rollback"), map[string]string{"snapshot": snapshot})
 }
 
 // Usage is what a sandbox uses now.
@@ -193,6 +202,13 @@ func (c *Client) Snapshots(ctx context.Context, sandbox string) iter.Seq2[arener
 			q.Set("after", page.Next)
 		}
 	}
+}
+
+// GetSnapshot finds a snapshot by its id. [arenero.NotFound] when there is none.
+func (c *Client) GetSnapshot(ctx context.Context, id string) (arenero.Snapshot, error) {
+	var out arenero.Snapshot
+	err := c.call(ctx, "get snapshot", "GET", "/v1/snapshots/"+escape(id), nil, &out)
+	return out, err
 }
 
 // RemoveSnapshot removes a snapshot; sandboxes made of it live on.
@@ -328,7 +344,7 @@ func (c *Client) RevokeKey(ctx context.Context, id string) error {
 // Backup writes a copy of the server's records to w: an SQLite file.
 func (c *Client) Backup(ctx context.Context, w io.Writer) error {
 	const op = "back up"
-	resp, err := c.do(ctx, op, "GET", "/v1/backup", "application/octet-stream", "", nil)
+	resp, err := c.get(ctx, op, "/v1/backup", octets)
 	if err != nil {
 		return err
 	}
@@ -348,19 +364,20 @@ func (s *Sandbox) Processes(ctx context.Context) ([]arenero.ProcessInfo, error) 
 	return out.Processes, err
 }
 
-// Start starts a command that goes on by itself and returns its pid.
+// Start starts a command that goes on by itself and returns its pid. Its Stdin is
+// not used: see [Sandbox.Join].
 func (s *Sandbox) Start(ctx context.Context, cmd Command) (int, error) {
 	var out struct {
 		PID int `json:"pid"`
 	}
-	err := s.c.call(ctx, "start process", "POST", s.path("/processes"), cmd.body(), &out)
+	err := s.c.callOnce(ctx, "start process", "POST", s.path("/processes"), cmd.IdempotencyKey, cmd.wire(), &out)
 	return out.PID, err
 }
 
 // Attach goes through what a process has written and writes, and its end.
 func (s *Sandbox) Attach(ctx context.Context, pid int) iter.Seq2[arenero.ProcessEvent, error] {
 	return func(yield func(arenero.ProcessEvent, error) bool) {
-		for e, err := range s.c.eventsOf(ctx, "attach process", "GET", s.path("/processes/"+strconv.Itoa(pid)+"/output"), nil) {
+		for e, err := range s.c.watch(ctx, "attach process", s.path("/processes/"+strconv.Itoa(pid)+"/output")) {
 			var out arenero.ProcessEvent
 			if err == nil {
 				out, err = processEvent(e)
@@ -381,28 +398,11 @@ func (s *Sandbox) Signal(ctx context.Context, pid int, signal string, tree bool)
 		map[string]any{"signal": signal, "tree": tree}, nil)
 }
 
-// Stat describes a file.
-func (s *Sandbox) Stat(ctx context.Context, path string) (arenero.FileInfo, error) {
-	var out arenero.FileInfo
-	err := s.c.call(ctx, "stat file", "GET", s.file("/stat", path), nil, &out)
-	return out, err
-}
-
-// MakeDir makes a folder and those above it.
-func (s *Sandbox) MakeDir(ctx context.Context, path string) error {
-	return s.c.call(ctx, "make folder", "POST", s.path("/files/mkdir"), map[string]string{"path": path}, nil)
-}
-
-// Move moves or renames a file or a folder.
-func (s *Sandbox) Move(ctx context.Context, from, to string) error {
-	return s.c.call(ctx, "move file", "POST", s.path("/files/move"), map[string]string{"from": from, "to": to}, nil)
-}
-
 // Watch goes through the changes below a folder as they happen, until ctx ends.
 func (s *Sandbox) Watch(ctx context.Context, path string, recursive bool) iter.Seq2[arenero.FileEvent, error] {
 	return func(yield func(arenero.FileEvent, error) bool) {
 		target := s.file("/watch", path) + "&recursive=" + strconv.FormatBool(recursive)
-		for e, err := range s.c.eventsOf(ctx, "watch files", "GET", target, nil) {
+		for e, err := range s.c.watch(ctx, "watch files", target) {
 			if err == nil && e.name != "change" {
 				continue
 			}

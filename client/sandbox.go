@@ -1,9 +1,9 @@
 package client
 
 import (
+	"cmp"
 	"context"
 	"io"
-	"io/fs"
 	"iter"
 	"net/url"
 	"strconv"
@@ -26,6 +26,12 @@ type Spec struct {
 	Idle      time.Duration     // unused and at rest for so long, it sleeps; below 0 is never
 	OnTimeout arenero.OnTimeout // "" is kill
 	Wait      time.Duration     // how long it may queue for a place
+
+	Volumes []arenero.VolumeMount
+
+	// IdempotencyKey makes a repeated call get the answer of the first. Without
+	// one, each call has a key of its own.
+	IdempotencyKey string
 }
 
 // A Sandbox is one on the server. Info is what was known when it was made, found
@@ -36,7 +42,8 @@ type Sandbox struct {
 }
 
 // Create makes a sandbox and returns when it can be used. Kill it when done; it
-// ends by itself after its lifetime.
+// ends by itself after its lifetime. When the connection fails it asks again,
+// under one idempotency key: there is never a second sandbox.
 func (c *Client) Create(ctx context.Context, s Spec) (*Sandbox, error) {
 	body := struct {
 		Image     string            `json:"image,omitempty"`
@@ -50,12 +57,15 @@ func (c *Client) Create(ctx context.Context, s Spec) (*Sandbox, error) {
 		Idle      float64           `json:"idle,omitempty"`
 		OnTimeout arenero.OnTimeout `json:"on_timeout,omitempty"`
 		Wait      float64           `json:"wait,omitempty"`
+
+		Volumes []arenero.VolumeMount `json:"volumes,omitempty"`
 	}{
 		s.Image, s.Snapshot, s.Engine, limitsOf(s.Limits), s.Env, s.Labels, s.Hostname,
 		s.Lifetime.Seconds(), s.Idle.Seconds(), s.OnTimeout, s.Wait.Seconds(),
+		s.Volumes,
 	}
 	sb := &Sandbox{c: c}
-	if err := c.call(ctx, "create sandbox", "POST", "/v1/sandboxes", body, &sb.Info); err != nil {
+	if err := c.callOnce(ctx, "create sandbox", "POST", "/v1/sandboxes", cmp.Or(s.IdempotencyKey, newKey()), body, &sb.Info); err != nil {
 		return nil, err
 	}
 	return sb, nil
@@ -77,7 +87,18 @@ func (s *Sandbox) path(rest string) string { return "/v1/sandboxes/" + escape(s.
 
 // Refresh asks for the sandbox's state.
 func (s *Sandbox) Refresh(ctx context.Context) error {
-	return s.c.call(ctx, "get sandbox", "GET", s.path(""), nil, &s.Info)
+	return s.change(ctx, "get sandbox", "GET", s.path(""), nil)
+}
+
+// change makes a request that answers with the sandbox as it is then. Nothing of
+// what was known before stays.
+func (s *Sandbox) change(ctx context.Context, op, method, path string, in any) error {
+	var info arenero.Sandbox
+	if err := s.c.call(ctx, op, method, path, in, &info); err != nil {
+		return err
+	}
+	s.Info = info
+	return nil
 }
 
 // Kill ends the sandbox; nothing of it is left when it returns. One that has
@@ -86,27 +107,41 @@ func (s *Sandbox) Kill(ctx context.Context) error {
 	return s.c.call(ctx, "kill sandbox", "DELETE", s.path(""), nil, nil)
 }
 
-// A Command is a process to run in a sandbox. No shell looks at it.
+// A Command is a process to run in a sandbox. No shell looks at Argv; Script, in
+// its place, is run by the sandbox's /bin/sh.
 type Command struct {
-	Argv    []string          `json:"argv"`
+	Argv    []string          `json:"argv,omitempty"`
+	Script  string            `json:"script,omitempty"`
 	Env     map[string]string `json:"env,omitempty"`
-	Dir     string            `json:"dir,omitempty"` // "" is the work directory
-	Stdin   string            `json:"stdin,omitempty"`
-	Timeout time.Duration     `json:"-"` // 0 is the sandbox's default
+	Dir     string            `json:"dir,omitempty"`  // "" is the work directory
+	User    string            `json:"user,omitempty"` // "" is the sandbox's
+	Tag     string            `json:"tag,omitempty"`  // a name to find it by
+	Stdin   string            `json:"-"`              // what it reads
+	Timeout time.Duration     `json:"-"`              // 0 is the sandbox's default
+
+	IdempotencyKey string `json:"-"` // with it, a repeated Exec or Start gets the answer of the first
 }
+
+type command struct {
+	Command
+
+	Timeout float64 `json:"timeout,omitempty"`
+}
+
+func (c Command) wire() command { return command{c, c.Timeout.Seconds()} }
 
 func (c Command) body() any {
 	return struct {
-		Command
+		command
 
-		Timeout float64 `json:"timeout,omitempty"`
-	}{c, c.Timeout.Seconds()}
+		Stdin string `json:"stdin,omitempty"`
+	}{c.wire(), c.Stdin}
 }
 
 // Exec runs a command to its end.
 func (s *Sandbox) Exec(ctx context.Context, cmd Command) (arenero.Result, error) {
 	var res arenero.Result
-	err := s.c.call(ctx, "exec", "POST", s.path("/exec"), cmd.body(), &res)
+	err := s.c.callOnce(ctx, "exec", "POST", s.path("/exec"), cmd.IdempotencyKey, cmd.body(), &res)
 	return res, err
 }
 
@@ -151,43 +186,4 @@ func (s *Sandbox) Copy(ctx context.Context, w io.Writer, cmd Command) (arenero.R
 		ExitCode: code, ExitReason: arenero.ExitReason(resp.Trailer.Get("Arenero-Exit-Reason")), Stderr: stderr,
 		Results: []arenero.Display{},
 	}, nil
-}
-
-// ReadFile opens a file of the sandbox; the caller closes it.
-func (s *Sandbox) ReadFile(ctx context.Context, path string) (io.ReadCloser, error) {
-	resp, err := s.c.do(ctx, "read file", "GET", s.file("", path), "application/octet-stream", "", nil)
-	if err != nil {
-		return nil, err
-	}
-	return resp.Body, nil
-}
-
-// WriteFile replaces a file by what r gives, making parent folders. The file
-// appears when it is whole.
-func (s *Sandbox) WriteFile(ctx context.Context, path string, mode fs.FileMode, r io.Reader) error {
-	const op = "write file"
-	resp, err := s.c.do(ctx, op, "PUT", s.file("", path)+"&mode="+strconv.FormatUint(uint64(mode.Perm()), 8),
-		"application/json", "application/octet-stream", r)
-	if err != nil {
-		return err
-	}
-	return resp.Body.Close()
-}
-
-// RemoveFile removes a file, or a folder with all that is in it.
-func (s *Sandbox) RemoveFile(ctx context.Context, path string) error {
-	return s.c.call(ctx, "remove file", "DELETE", s.file("", path), nil, nil)
-}
-
-// ListFiles lists a folder down to depth; 1 is the folder itself.
-func (s *Sandbox) ListFiles(ctx context.Context, path string, depth int) ([]arenero.FileInfo, error) {
-	var out struct {
-		Entries []arenero.FileInfo `json:"entries"`
-	}
-	err := s.c.call(ctx, "list files", "GET", s.file("/list", path)+"&depth="+strconv.Itoa(depth), nil, &out)
-	return out.Entries, err
-}
-
-func (s *Sandbox) file(rest, path string) string {
-	return s.path("/files") + rest + "?path=" + url.QueryEscape(path)
 }

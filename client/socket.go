@@ -8,7 +8,6 @@ import (
 	"net"
 	"net/http"
 	"strconv"
-	"strings"
 	"sync"
 
 	"github.com/coder/websocket"
@@ -47,30 +46,48 @@ func (s *Sandbox) Open(ctx context.Context, sh Shell) (*Session, error) {
 	if err != nil {
 		return nil, err
 	}
-	raw, err := json.Marshal(sh)
-	if err == nil {
-		err = c.Write(ctx, websocket.MessageText, raw)
-	}
-	if err != nil {
-		_ = c.CloseNow() // the first error says more
-		return nil, broken(ctx, op, err)
-	}
 	x := &Session{c: c, ctx: ctx}
-	for x.pid == 0 {
-		if _, err := x.Next(); err != nil {
-			_ = c.CloseNow() // likewise
-			return nil, err
-		}
+	if err := x.word(sh); err != nil {
+		_ = c.CloseNow() // the first error says more
+		return nil, err
+	}
+	if err := x.begun(); err != nil {
+		return nil, err
 	}
 	return x, nil
 }
 
-func (s *Sandbox) dial(ctx context.Context, op, rest string) (*websocket.Conn, error) {
-	target := strings.TrimRight(s.c.URL, "/") + s.path(rest)
-	opts := &websocket.DialOptions{HTTPClient: s.c.HTTP, HTTPHeader: http.Header{}}
-	if s.c.Key != "" {
-		opts.HTTPHeader.Set("Authorization", "Bearer "+s.c.Key)
+// Join takes up a process that [Sandbox.Start] started, with its input: what was
+// kept of its output comes first. It goes on when the session is closed.
+func (s *Sandbox) Join(ctx context.Context, pid int) (*Session, error) {
+	c, err := s.dial(ctx, "join process", "/processes/"+strconv.Itoa(pid)+"/ws")
+	if err != nil {
+		return nil, err
 	}
+	x := &Session{c: c, ctx: ctx}
+	if err := x.begun(); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// begun waits until the server has said which process it is.
+func (x *Session) begun() error {
+	for x.pid == 0 {
+		if _, err := x.Next(); err != nil {
+			_ = x.c.CloseNow() // the first error says more
+			return err
+		}
+	}
+	return nil
+}
+
+func (s *Sandbox) dial(ctx context.Context, op, rest string) (*websocket.Conn, error) {
+	target := s.c.base() + s.path(rest)
+	hc := *s.c.http()
+	hc.Timeout = 0 // a session lasts as long as its process
+	opts := &websocket.DialOptions{HTTPClient: &hc, HTTPHeader: http.Header{}}
+	s.c.sign(opts.HTTPHeader)
 	//nolint:bodyclose // the library closes it, and leaves a bounded part to read
 	c, resp, err := websocket.Dial(ctx, target, opts)
 	if err != nil {
@@ -112,17 +129,13 @@ func (x *Session) Next() (arenero.ProcessEvent, error) {
 			Reason arenero.ExitReason `json:"exit_reason"`
 			Signal string             `json:"signal"`
 		} `json:"exit"`
-		Problem *struct {
-			Code   arenero.Code `json:"code"`
-			Detail string       `json:"detail"`
-			Hint   string       `json:"hint"`
-		} `json:"problem"`
+		Problem *refusal `json:"problem"`
 	}
 	if err := json.Unmarshal(raw, &news); err != nil {
 		return arenero.ProcessEvent{}, arenero.Errorf(arenero.Internal, op, "", "%w", err)
 	}
 	if p := news.Problem; p != nil {
-		return arenero.ProcessEvent{}, problemOf(op, p.Code, p.Detail, p.Hint)
+		return arenero.ProcessEvent{}, p.error(op)
 	}
 	if news.PID != 0 {
 		x.pid = news.PID
@@ -178,10 +191,4 @@ func (x *Session) Close() error {
 		return nil
 	}
 	return err
-}
-
-// PortURL is where a server that listens on a port inside the sandbox is reached:
-// HTTP and WebSocket, with the client's key in a header. Requests go below it.
-func (s *Sandbox) PortURL(port int) string {
-	return strings.TrimRight(s.c.URL, "/") + s.path("/ports/"+strconv.Itoa(port)+"/")
 }

@@ -23,29 +23,22 @@ type event struct {
 // maxEvent bounds one event. The server sends pictures of a few MiB.
 const maxEvent = 128 * arenero.MiB
 
-func (c *Client) post(ctx context.Context, op, path, takes string, in any) (*http.Response, error) {
-	b, err := json.Marshal(in)
-	if err != nil {
-		return nil, arenero.Errorf(arenero.Invalid, op, "", "encode request: %w", err)
-	}
-	return c.do(ctx, op, "POST", path, takes, "application/json", bytes.NewReader(b))
-}
-
-// events makes a request and goes through its answer. A stream that ends before
-// its last event was cut off.
+// events makes a request with a JSON body and goes through its answer. A stream
+// that ends before its last event was cut off.
 func (c *Client) events(ctx context.Context, op, path string, in any) iter.Seq2[event, error] {
-	return c.eventsOf(ctx, op, "POST", path, in)
+	return follow(ctx, op, func() (*http.Response, error) { return c.post(ctx, op, path, eventStream, in) })
 }
 
-func (c *Client) eventsOf(ctx context.Context, op, method, path string, in any) iter.Seq2[event, error] {
+// watch is events of a request without a body.
+func (c *Client) watch(ctx context.Context, op, path string) iter.Seq2[event, error] {
+	return follow(ctx, op, func() (*http.Response, error) { return c.get(ctx, op, path, eventStream) })
+}
+
+const eventStream = "text/event-stream"
+
+func follow(ctx context.Context, op string, open func() (*http.Response, error)) iter.Seq2[event, error] {
 	return func(yield func(event, error) bool) {
-		var resp *http.Response
-		var err error
-		if method == "POST" {
-			resp, err = c.post(ctx, op, path, "text/event-stream", in)
-		} else {
-			resp, err = c.do(ctx, op, method, path, "text/event-stream", "", nil)
-		}
+		resp, err := open()
 		if err != nil {
 			yield(event{}, err)
 			return
@@ -119,13 +112,9 @@ func readLine(r *bufio.Reader, limit int64) ([]byte, error) {
 }
 
 func problemEvent(op string, e event) error {
-	p := struct {
-		Code   arenero.Code `json:"code"`
-		Detail string       `json:"detail"`
-		Hint   string       `json:"hint"`
-	}{Code: arenero.Internal, Detail: "the server reported a problem"}
+	p := refusal{Code: arenero.Internal, Detail: "the server reported a problem"}
 	_ = json.Unmarshal(e.data, &p) // what cannot be read stays as above
-	return problemOf(op, p.Code, p.Detail, p.Hint)
+	return p.error(op)
 }
 
 type text struct {
