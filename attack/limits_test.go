@@ -83,7 +83,7 @@ func TestCPUQuota(t *testing.T) {
 	sb := sandbox(t, arenero.Limits{CPUs: 0.5})
 	used := func() int64 {
 		for _, f := range []string{"/sys/fs/cgroup/cpuacct", "/sys/fs/cgroup/cpu,cpuacct"} {
-			files, _ := filepath.Glob(filepath.Join(f, "arenero/*", sb.ID(), "cpuacct.usage"))
+			files, _ := filepath.Glob(filepath.Join(f, "arenero/*", "box-"+sb.ID()[4:12]+"-*", "cpuacct.usage"))
 			if len(files) == 1 {
 				raw, err := os.ReadFile(files[0])
 				if err != nil {
@@ -93,7 +93,7 @@ func TestCPUQuota(t *testing.T) {
 				return n
 			}
 		}
-		files, _ := filepath.Glob(filepath.Join("/sys/fs/cgroup/arenero/*", sb.ID(), "cpu.stat"))
+		files, _ := filepath.Glob(filepath.Join("/sys/fs/cgroup/arenero/*", "box-"+sb.ID()[4:12]+"-*", "cpu.stat"))
 		if len(files) != 1 {
 			t.Fatal("no accounts of", sb.ID())
 		}

@@ -129,7 +129,7 @@ func (p *pools) lack(now time.Time) (best *class, from origin, spare bool) {
 	if best == nil {
 		for _, c := range p.classes {
 			_, can := c.from.engine.(arenero.Preparer)
-			if can && now.Sub(c.asked) < poolForgets && now.Sub(c.failed) > retryPool && c.from.dir != "" && !p.hasSpare(c.size) {
+			if can && c.max > 0 && now.Sub(c.asked) < poolForgets && now.Sub(c.failed) > retryPool && c.from.dir != "" && !p.hasSpare(c.size) {
 				best, spare = c, true
 				break
 			}
