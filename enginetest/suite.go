@@ -42,6 +42,10 @@ func Run(t *testing.T, rootfs string, engine Factory) {
 		{"the memory limit is the backstop", testMemory},
 		{"the guest sees its own size", testVisible},
 		{"boxes are made side by side", testParallel},
+		{"mounts are seen where they are wanted", testMounts},
+		{"bad mounts are refused", testBadMounts},
+		{"mounts come back after a snapshot", testMountsSnapshot},
+		{"a folder is shared by boxes", testMountsShared},
 	} {
 		t.Run(strings.ReplaceAll(c.name, " ", "-"), func(t *testing.T) {
 			CheckLeaks(t)

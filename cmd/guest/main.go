@@ -1,7 +1,7 @@
 // Command guest is the agent inside every sandbox: PID 1 in its box, built static,
 // carried by the main binary.
 //
-//	guest init [--wire=stdio] [--meter=box|sum]
+//	guest init [--wire=stdio] [--meter=box|sum] [--mount=FOLDER]...
 //	guest version
 package main
 
@@ -53,6 +53,11 @@ func serve(args []string) error {
 	fs := flag.NewFlagSet("init", flag.ContinueOnError)
 	end := fs.String("wire", "stdio", "the end of the wire: stdio")
 	meter := fs.String("meter", "box", "what measures memory: box, where /proc/meminfo is the sandbox's own, or sum, of all processes")
+	var mounts []string
+	fs.Func("mount", "a folder that the engine mounted something at; may be given again", func(s string) error {
+		mounts = append(mounts, s)
+		return nil
+	})
 	if err := fs.Parse(args); err != nil {
 		return err
 	}
@@ -72,7 +77,7 @@ func serve(args []string) error {
 	}
 	log := slog.New(slog.NewTextHandler(os.Stderr, nil))
 	a, err := agent.New(agent.Config{
-		Init: true, Env: inherited(os.Environ()), SumMemory: *meter == "sum", Log: log,
+		Init: true, Env: inherited(os.Environ()), SumMemory: *meter == "sum", Mounts: mounts, Log: log,
 	})
 	if err != nil {
 		return err

@@ -67,12 +67,22 @@ func Write(s *specs.Spec, dir string) error {
 func process(s *specs.Spec, b arenero.Box) error {
 	s.Process = &specs.Process{
 		User:            specs.User{UID: AgentID, GID: AgentID},
-		Args:            []string{AgentPath, "init", "--wire=stdio"},
+		Args:            agentArgs(b),
 		Env:             append([]string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}, b.Env...),
 		Cwd:             "/",
 		NoNewPrivileges: true,
 	}
 	return nil
+}
+
+// agentArgs tell the agent where folders of the machine are mounted: it mounts
+// places that can be written itself, and must not hide them.
+func agentArgs(b arenero.Box) []string {
+	args := []string{AgentPath, "init", "--wire=stdio"}
+	for _, m := range b.Mounts {
+		args = append(args, "--mount="+m.Target)
+	}
+	return args
 }
 
 func capabilities(s *specs.Spec, _ arenero.Box) error {

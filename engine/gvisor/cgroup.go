@@ -81,8 +81,9 @@ func known(controller string) bool {
 // and where version 1 controllers are mounted together, several controllers
 // share a directory.
 type group struct {
-	name string               // relative to each mount: "arenero/box-1"
-	at   map[string]hierarchy // by controller
+	name  string               // relative to each mount: "arenero/box-1"
+	at    map[string]hierarchy // by controller
+	extra int64                // memory beyond what the limits say
 }
 
 func newGroup(parent, id string, at map[string]hierarchy) *group {
@@ -179,7 +180,7 @@ func (g *group) set(l arenero.Limits) error {
 			return fmt.Errorf("cgroup controller %q is not mounted", c)
 		}
 	}
-	memory := strconv.FormatInt(boxMemory(l), 10)
+	memory := strconv.FormatInt(boxMemory(l)+g.extra, 10)
 	tasks := strconv.Itoa(hostTasks(l))
 
 	if g.at["memory"].v2 {
@@ -367,6 +368,9 @@ func keyed(file, key string) int64 {
 // overhead is what the Sentry and the agent need beside the guest's own memory:
 // about 45 MiB at rest, more while a guest has many files and processes open.
 const overhead = 96 * arenero.MiB
+
+// goferMemory is what the gofer needs of a box that has mounts.
+const goferMemory = 48 * arenero.MiB
 
 // inodeCost is what one file inside costs the Sentry's own memory, whatever its
 // size; the agent bounds the files of a sandbox to one per inodeShare of disk.

@@ -4,7 +4,8 @@
 //
 // A box is one Sentry process. Its root is an EROFS image that the Sentry reads
 // through one descriptor, so that no file of the host is reachable and no gofer
-// process is needed. The wire to the guest agent is a pair of named FIFOs given
+// process is needed; only a box that is given folders of this machine has one, see
+// gofer.go. The wire to the guest agent is a pair of named FIFOs given
 // as the agent's standard input and output: the Sentry holds both ends open, so a
 // box outlives the daemon and is taken up again by the next one.
 //
@@ -97,6 +98,7 @@ type record struct {
 	ID      string         `json:"id"`
 	Limits  arenero.Limits `json:"limits"`
 	Cgroup  string         `json:"cgroup"`
+	Gofer   bool           `json:"gofer"`   // it has mounts
 	PID     int            `json:"pid"`     // of the Sentry; 0 until it runs
 	Started uint64         `json:"started"` // the Sentry's start time in ticks, so that a reused pid is not mistaken for it
 	Socket  string         `json:"socket"`  // the Sentry's control socket
@@ -179,6 +181,9 @@ func (e *Engine) prepare(ctx context.Context, b arenero.Box) (*Prepared, error) 
 	if !validID.MatchString(b.ID) {
 		return nil, arenero.Errorf(arenero.Invalid, op, "", "the id is not of the form [a-z0-9-]")
 	}
+	if err := checkMounts(b); err != nil {
+		return nil, err
+	}
 	if err := e.check(); err != nil {
 		return nil, err
 	}
@@ -194,7 +199,7 @@ func (e *Engine) prepare(ctx context.Context, b arenero.Box) (*Prepared, error) 
 		}
 		return nil, arenero.Errorf(diskCode(err), op, b.ID, "%w", err)
 	}
-	i := e.instance(record{ID: b.ID, Limits: b.Limits, Cgroup: filepath.Join(e.parent, b.ID)})
+	i := e.instance(record{ID: b.ID, Limits: b.Limits, Cgroup: filepath.Join(e.parent, b.ID), Gofer: len(b.Mounts) > 0})
 	p := &Prepared{i: i}
 	err := i.rec.save(i.dir)
 	if err == nil {

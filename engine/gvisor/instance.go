@@ -18,7 +18,6 @@ import (
 	"gvisor.dev/gvisor/runsc/boot"
 	"gvisor.dev/gvisor/runsc/config"
 	"gvisor.dev/gvisor/runsc/sandbox"
-	"gvisor.dev/gvisor/runsc/specutils"
 
 	"github.com/arenero/arenero"
 	"github.com/arenero/arenero/engine/bundle"
@@ -39,13 +38,18 @@ type Instance struct {
 	exit     arenero.Exit
 	watcher  sync.Once
 	agentLog *ring
+
+	goferEnded chan struct{} // closed when the gofer that this process started has ended; nil without one
 }
 
 func (e *Engine) instance(r record) *Instance {
 	parent, id := filepath.Split(r.Cgroup)
+	g := newGroup(parent, id, e.at)
+	if r.Gofer {
+		g.extra = goferMemory
+	}
 	return &Instance{
-		e: e, dir: e.dir(r.ID), rec: r, ended: make(chan struct{}),
-		group: newGroup(parent, id, e.at), agentLog: newRing(16 << 10),
+		e: e, dir: e.dir(r.ID), rec: r, ended: make(chan struct{}), group: g, agentLog: newRing(16 << 10),
 	}
 }
 
@@ -133,7 +137,7 @@ func (i *Instance) spec(b arenero.Box) (*specs.Spec, error) {
 			Type: "erofs", Source: "/agent", Destination: bundle.AgentDir, Options: []string{"ro", "nosuid"},
 		})
 		return nil
-	})...)
+	}, mountRule)...)
 }
 
 // sentry starts the box's kernel and moves it into its groups. Nothing of the
@@ -160,12 +164,18 @@ func (i *Instance) sentry(p plan, b arenero.Box) (*sandbox.Sandbox, error) {
 	}
 	defer guest.close()
 
-	readOnly := specutils.GoferMountConf{Lower: specutils.Erofs, Upper: specutils.NoOverlay}
+	files := []*os.File{image, agent} // closed by gVisor, in the order of the mounts
+	if len(b.Mounts) > 0 {
+		sockets, err := i.gofer(p, b, guest)
+		if err != nil {
+			closeAll(files)
+			return nil, err
+		}
+		files = append(files, sockets...)
+	}
 	args := &sandbox.Args{
 		ID: b.ID, Spec: p.spec, BundleDir: i.dir, MountHints: hints,
-		IOFiles:         []*os.File{image, agent}, // closed by gVisor, in the order of the mounts
-		GoferMountConfs: specutils.GoferMountConfFlags{readOnly, readOnly},
-		Cgroup:          visible{b.Limits},
+		IOFiles: files, GoferMountConfs: mountConfs(b), Cgroup: visible{b.Limits},
 	}
 	s, err := i.e.withStdio(guest, func() (*sandbox.Sandbox, error) { return sandbox.New(p.conf, args) })
 	if err != nil {
@@ -399,6 +409,9 @@ func (i *Instance) Destroy(ctx context.Context) error {
 	case <-i.ended:
 	case <-ctx.Done():
 		return arenero.Errorf(arenero.Timeout, op, rec.ID, "its process does not end: %w", ctx.Err())
+	}
+	if i.goferEnded != nil {
+		<-i.goferEnded // it was in the group, or was killed before it was
 	}
 	if rec.Socket != "" {
 		_ = os.Remove(rec.Socket)

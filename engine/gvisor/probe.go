@@ -35,6 +35,7 @@ func (e *Engine) Probe(context.Context) (arenero.Capabilities, error) {
 		Snapshot:  true,
 		Update:    true,
 		Prepare:   true,
+		Mounts:    true,
 		Missing:   e.defects(),
 	}, nil
 }

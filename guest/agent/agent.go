@@ -72,6 +72,9 @@ type Config struct {
 	Meter Meter
 	// SumMemory adds up with Init too: for boxes whose /proc/meminfo is the host's.
 	SumMemory bool
+	// Mounts are folders that the engine mounted something at, which stay to be
+	// seen when the agent mounts what can be written.
+	Mounts []string
 	// Log is for the operator; nil discards.
 	Log *slog.Logger
 }

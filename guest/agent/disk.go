@@ -67,6 +67,11 @@ func (a *Agent) makeDisk(next, old identity) error {
 	if err := unix.Mount("tmpfs", diskDir, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV, opts); err != nil {
 		return fmt.Errorf("mount: %w", err)
 	}
+	held, err := a.holdMounts()
+	if err != nil {
+		return err
+	}
+	defer dropMounts(held)
 	was := map[string]bool{}
 	if old.mounted {
 		for _, p := range old.places() {
@@ -74,6 +79,9 @@ func (a *Agent) makeDisk(next, old identity) error {
 		}
 	}
 	for _, p := range next.places() {
+		if a.mountedAt(p.path) {
+			continue // it can be written as it is, or is not meant to be
+		}
 		err := a.makePlace(p, next.user.User, was[p.path])
 		switch {
 		case err == nil:
@@ -83,7 +91,7 @@ func (a *Agent) makeDisk(next, old identity) error {
 			a.log.Warn("folder stays read-only", "path", p.path, "err", err)
 		}
 	}
-	return nil
+	return a.showMounts(held, next)
 }
 
 func (a *Agent) makePlace(p place, u arenero.User, mounted bool) error {
@@ -99,7 +107,7 @@ func (a *Agent) makePlace(p place, u arenero.User, mounted bool) error {
 		return err
 	}
 	if p.part != "shm" {
-		c := copier{bytes: 64 << 20, entries: 10_000}
+		c := copier{bytes: 64 << 20, entries: 10_000, skip: func(name string) bool { return a.mountedAt(filepath.Join(p.path, name)) }}
 		if err := c.copy(p.path, part); err != nil {
 			return fmt.Errorf("copy: %w", err)
 		}
@@ -125,6 +133,7 @@ func (a *Agent) makePlace(p place, u arenero.User, mounted bool) error {
 type copier struct {
 	bytes   int64
 	entries int
+	skip    func(name string) bool // whether a folder is not to be copied
 }
 
 var errTooMuch = errors.New("too much to copy into memory")
@@ -174,6 +183,8 @@ func (c *copier) entry(src, dst *os.Root, name string) error {
 	}
 	sys, _ := st.Sys().(*unixStat)
 	switch {
+	case st.IsDir() && c.skip(name):
+		return nil
 	case st.IsDir():
 		if err := dst.Mkdir(name, 0o700); err != nil {
 			return err
