@@ -80,7 +80,8 @@ type Snapshot struct {
 	Engine  string            `json:"engine"`
 	Limits  Limits            `json:"limits"`
 	Labels  map[string]string `json:"labels"`
-	Size    int64             `json:"size"` // bytes on disk
+	Volumes []VolumeMount     `json:"volumes,omitempty"` // it had; what is in them is no part of it
+	Size    int64             `json:"size"`              // bytes on disk
 	Created time.Time         `json:"created"`
 	Usable  bool              `json:"usable"`        // it can be restored here and now
 	Why     string            `json:"why,omitempty"` // why not

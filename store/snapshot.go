@@ -21,16 +21,20 @@ func (s *Store) AddSnapshot(ctx context.Context, n arenero.Snapshot) error {
 	if err != nil {
 		return fault(op, n.ID, err)
 	}
-	_, err = s.write.ExecContext(ctx, `INSERT INTO snapshots (id, name, tenant, sandbox, image, engine, limits, labels, size, created)
-		VALUES (?,?,?,?,?,?,?,?,?,?)`,
-		n.ID, n.Name, n.Tenant, n.Sandbox, n.Image, n.Engine, string(lim), string(labels), n.Size, nanos(n.Created))
+	volumes, err := json.Marshal(n.Volumes)
+	if err != nil {
+		return fault(op, n.ID, err)
+	}
+	_, err = s.write.ExecContext(ctx, `INSERT INTO snapshots (id, name, tenant, sandbox, image, engine, limits, labels, volumes, size, created)
+		VALUES (?,?,?,?,?,?,?,?,?,?,?)`,
+		n.ID, n.Name, n.Tenant, n.Sandbox, n.Image, n.Engine, string(lim), string(labels), string(volumes), n.Size, nanos(n.Created))
 	if err != nil {
 		return fault(op, n.ID, err)
 	}
 	return nil
 }
 
-const snapshotColumns = `id, name, tenant, sandbox, image, engine, limits, labels, size, created`
+const snapshotColumns = `id, name, tenant, sandbox, image, engine, limits, labels, volumes, size, created`
 
 // Snapshot returns one snapshot. [arenero.NotFound] when there is none.
 func (s *Store) Snapshot(ctx context.Context, id string) (arenero.Snapshot, error) {
@@ -88,9 +92,9 @@ func (s *Store) RemoveSnapshot(ctx context.Context, id string) error {
 
 func scanSnapshot(row interface{ Scan(...any) error }) (arenero.Snapshot, error) {
 	var n arenero.Snapshot
-	var lim, labels string
+	var lim, labels, volumes string
 	var created int64
-	if err := row.Scan(&n.ID, &n.Name, &n.Tenant, &n.Sandbox, &n.Image, &n.Engine, &lim, &labels, &n.Size, &created); err != nil {
+	if err := row.Scan(&n.ID, &n.Name, &n.Tenant, &n.Sandbox, &n.Image, &n.Engine, &lim, &labels, &volumes, &n.Size, &created); err != nil {
 		return n, err
 	}
 	var l limits
@@ -98,6 +102,9 @@ func scanSnapshot(row interface{ Scan(...any) error }) (arenero.Snapshot, error)
 		return n, err
 	}
 	if err := json.Unmarshal([]byte(labels), &n.Labels); err != nil {
+		return n, err
+	}
+	if err := json.Unmarshal([]byte(volumes), &n.Volumes); err != nil {
 		return n, err
 	}
 	n.Limits, n.Limits.Timeout = l.Limits, l.Timeout
