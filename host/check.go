@@ -40,6 +40,9 @@ func (h *Host) complete(s arenero.Spec) (arenero.Spec, error) {
 	if err := CheckEnv(s.Env); err != nil {
 		return s, err
 	}
+	if err := checkMounts(s.Volumes); err != nil {
+		return s, err
+	}
 	if err := checkLabels(s.Labels); err != nil {
 		return s, err
 	}

@@ -98,6 +98,9 @@ func (h *Host) engine(ctx context.Context, name string) (arenero.Engine, arenero
 
 // make admits a sandbox and brings it to running.
 func (h *Host) make(ctx context.Context, who Who, spec arenero.Spec, from origin, line lineage) (*box, error) {
+	if err := h.mountable(ctx, who, from, spec.Volumes); err != nil {
+		return nil, err
+	}
 	now := h.now()
 	sb := arenero.Sandbox{
 		ID: NewID(), State: arenero.Creating, Image: from.image.Name, Engine: spec.Engine, Limits: spec.Limits,
@@ -133,6 +136,9 @@ func (h *Host) build(ctx context.Context, b *box, from origin, spec arenero.Spec
 	defer cancel()
 	defer context.AfterFunc(b.life, cancel)()
 
+	if len(spec.Volumes) > 0 && !from.strict {
+		from.dir, from.why = "", "it has volumes, and the warm snapshot of its image has none"
+	}
 	if h.claim(ctx, b, from, spec) {
 		return h.running(ctx, b, "pool", "")
 	}
@@ -210,6 +216,9 @@ func (h *Host) attempt(ctx context.Context, b *box, id string, from origin, w ar
 	}()
 	ask := arenero.Box{
 		ID: id, RootFS: from.image.RootFS, Restore: from.dir, Hostname: w.Hostname, Limits: spec.Limits,
+	}
+	if ask.Mounts, err = h.lendVolumes(ctx, b); err != nil {
+		return false, err
 	}
 	inst, ready, err := h.start(ctx, from, &ask)
 	if err != nil {
@@ -339,6 +348,7 @@ func (h *Host) abandon(ctx context.Context, b *box, cause error) error {
 	}
 	if b.state() != arenero.Killing {
 		h.drop(b)
+		h.letGo(ctx, b)
 	}
 	return cause
 }

@@ -59,6 +59,9 @@ func (h *Host) Fork(ctx context.Context, who Who, id string, count int, spec are
 func (h *Host) forkSpec(parent arenero.Sandbox, spec arenero.Spec) (arenero.Spec, error) {
 	spec.Image, spec.Snapshot, spec.Engine = "", "", parent.Engine
 	inherit(&spec, parent.Limits, parent.Labels)
+	if err := withVolumes(&spec, parent.Volumes, "fork sandbox"); err != nil {
+		return spec, err
+	}
 	orDefault(&spec.Lifetime, time.Duration(parent.Lifetime))
 	orDefault(&spec.OnTimeout, parent.OnTimeout)
 	if spec.Idle == 0 {

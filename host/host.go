@@ -40,6 +40,7 @@ type Config struct {
 	DefaultEngine string // "" is "gvisor"
 	Images        *image.Store
 	Store         *store.Store
+	VolumeDir     string // folder that volumes are kept in; "" is none
 	AgentDigest   string // of the guest agent: a warm snapshot holds the agent's memory
 	Log           *slog.Logger
 	Now           func() time.Time // nil is time.Now
@@ -74,6 +75,8 @@ type Host struct {
 	pools  pools
 	events events
 	acts   acts
+
+	volumes volumes
 
 	deepening atomic.Bool // a sandbox is being put from memory to disk
 
@@ -166,6 +169,7 @@ func (h *Host) forget(ctx context.Context, now time.Time) {
 	if err != nil && ctx.Err() == nil {
 		h.log.Error("forget old records", "err", err)
 	}
+	h.restVolumes(ctx) // what could not be unmounted when it was left
 }
 
 // endSoon ends a box without waiting for it; Close waits.

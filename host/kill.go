@@ -71,6 +71,7 @@ func (h *Host) end(ctx context.Context, b *box, reason string, cause arenero.Exi
 		}
 	}
 	h.drop(b)
+	h.letGo(ctx, b)
 	return nil
 }
 

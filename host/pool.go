@@ -189,6 +189,9 @@ func (p *pools) whyNone() string {
 func (p *pools) standby(from origin, ask arenero.Box) (arenero.Prepared, bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if len(ask.Mounts) > 0 {
+		return nil, false
+	}
 	s := classOf(from, ask.Limits)
 	for i, sp := range p.spare {
 		if sp.size == s {

@@ -29,6 +29,7 @@ func (h *Host) Recover(ctx context.Context) error {
 		mine[sb.Box] = true
 	}
 	h.sweepStates(ctx, known)
+	h.sweepVolumes(ctx)
 	var all sync.WaitGroup
 	slots := make(chan struct{}, 8)
 	do := func(f func()) {
@@ -63,6 +64,7 @@ func (h *Host) Recover(ctx context.Context) error {
 		do(func() { h.takeUp(ctx, f.b, f.row) })
 	}
 	all.Wait()
+	h.restVolumes(ctx)
 	return ctx.Err()
 }
 

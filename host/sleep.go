@@ -151,6 +151,7 @@ func (h *Host) hibernate(ctx context.Context, b *box, reason string) (err error)
 	if err := y.inst.Destroy(ctx); err != nil {
 		h.log.Error("clear up after hibernation", "id", b.id(), "err", err)
 	}
+	h.letGo(ctx, b)
 	h.queue.poke()
 	return nil
 }
@@ -231,6 +232,7 @@ func (h *Host) wake(ctx context.Context, b *box) error {
 		if merr := h.move(back, b, store.Change{To: arenero.Hibernated}); merr != nil {
 			h.log.Error("record sandbox that did not wake", "id", b.id(), "err", merr)
 		}
+		h.letGo(back, b)
 		return err
 	}
 	h.meter.created("wake", time.Since(started))

@@ -32,6 +32,7 @@ func (h *Host) Snapshot(ctx context.Context, who Who, id, name string) (arenero.
 	}
 	sb := b.sandbox()
 	n.Tenant, n.Sandbox, n.Engine, n.Limits, n.Labels = sb.Tenant, sb.ID, sb.Engine, sb.Limits, sb.Labels
+	n.Volumes = sb.Volumes
 	n.Image, n.Size = k.Key.Image, k.Size
 	if err := h.store.AddSnapshot(ctx, n); err != nil {
 		return arenero.Snapshot{}, errors.Join(err, h.Images.Drop(n.ID))
@@ -147,6 +148,9 @@ func (h *Host) fromSnapshot(ctx context.Context, who Who, spec arenero.Spec) (ar
 	}
 	spec.Engine = n.Engine
 	inherit(&spec, n.Limits, n.Labels)
+	if err := withVolumes(&spec, n.Volumes, op); err != nil {
+		return spec, origin{}, err
+	}
 	if spec, err = h.complete(spec); err != nil {
 		return spec, origin{}, err
 	}
