@@ -79,6 +79,7 @@ func (m home) open(t *testing.T, c host.Config) (h *host.Host, shut func()) {
 	log := slog.New(slog.NewTextHandler(t.Output(), &slog.HandlerOptions{Level: slog.LevelWarn}))
 	c.Engines = map[string]arenero.Engine{"gvisor": gvisor.New(gvisor.Config{Dir: filepath.Join(m.dir, "boxes"), Agent: agent, Log: log})}
 	c.Images, c.Store, c.AgentDigest, c.Log = images, db, digest, log
+	c.VolumeDir = filepath.Join(m.dir, "volumes")
 	if h, err = host.New(c); err != nil {
 		t.Fatal(err)
 	}

@@ -293,6 +293,10 @@ func (h *Host) sweepVolumes(ctx context.Context) {
 	if h.VolumeDir == "" {
 		return
 	}
+	h.volumes.making.Lock() // what is being made has no record yet
+	defer h.volumes.making.Unlock()
+	h.volumes.mu.Lock()
+	defer h.volumes.mu.Unlock()
 	known, err := h.store.Volumes(ctx, "")
 	if err != nil {
 		h.log.Error("list volumes", "err", err)

@@ -216,6 +216,10 @@ func (e *Engine) withStdio(g *guestEnd, f func() (*sandbox.Sandbox, error)) (*sa
 func restore(s *sandbox.Sandbox, p plan, b arenero.Box) error {
 	// Direct reads spare a copy through the page cache; not every file system has them.
 	err := s.Restore(p.conf, p.spec, b.ID, b.Restore, directIO(b.Restore), true, nil)
+	if err != nil && len(b.Mounts) > 0 && strings.Contains(err.Error(), "CompleteRestore") {
+		return arenero.Errorf(arenero.Invalid, "restore snapshot", b.Restore, "a file that it had in use in a mounted folder is not as it was: %w", err).
+			WithHint("put the file back")
+	}
 	if err != nil {
 		return arenero.Errorf(arenero.Invalid, "restore snapshot", b.Restore, "%w", err).
 			WithHint("make the snapshot again with this version of arenero on this machine")
