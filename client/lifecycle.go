@@ -125,14 +125,15 @@ func (s *Sandbox) Resume(ctx context.Context) error {
 // is the sandbox's.
 func (s *Sandbox) Fork(ctx context.Context, count int, spec Spec) ([]*Sandbox, error) {
 	body := struct {
-		Count     int               `json:"count"`
-		Env       map[string]string `json:"env,omitempty"`
-		Labels    map[string]string `json:"labels,omitempty"`
-		Limits    limits            `json:"limits"`
-		Lifetime  float64           `json:"lifetime,omitempty"`
-		Idle      float64           `json:"idle,omitempty"`
-		OnTimeout arenero.OnTimeout `json:"on_timeout,omitempty"`
-	}{count, spec.Env, spec.Labels, limitsOf(spec.Limits), spec.Lifetime.Seconds(), spec.Idle.Seconds(), spec.OnTimeout}
+		Count     int                   `json:"count"`
+		Env       map[string]string     `json:"env,omitempty"`
+		Labels    map[string]string     `json:"labels,omitempty"`
+		Limits    limits                `json:"limits"`
+		Lifetime  float64               `json:"lifetime,omitempty"`
+		Idle      float64               `json:"idle,omitempty"`
+		OnTimeout arenero.OnTimeout     `json:"on_timeout,omitempty"`
+		Volumes   []arenero.VolumeMount `json:"volumes,omitempty"`
+	}{count, spec.Env, spec.Labels, limitsOf(spec.Limits), spec.Lifetime.Seconds(), spec.Idle.Seconds(), spec.OnTimeout, spec.Volumes}
 	var out struct {
 		Sandboxes []arenero.Sandbox `json:"sandboxes"`
 	}

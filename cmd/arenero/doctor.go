@@ -16,6 +16,7 @@ import (
 
 	"github.com/arenero/arenero"
 	"github.com/arenero/arenero/guest"
+	"github.com/arenero/arenero/host"
 )
 
 type doctorCmd struct {
@@ -39,7 +40,7 @@ const (
 // Run looks at everything a sandbox needs. It changes nothing but the data
 // folder. It ends with 1 when sandboxes cannot run here.
 func (c *doctorCmd) Run(ctx context.Context, m *Main, cli *cli) error {
-	all := slices.Concat(checkKernel(), checkUser(), checkCgroups(), checkMemory(), checkDisk(cli.Data), checkAgent(), checkTools())
+	all := slices.Concat(checkKernel(), checkUser(), checkCgroups(), checkMemory(), checkDisk(cli.Data), checkAgent(), checkTools(), checkVolumes())
 	h, err := openForRun(ctx, cli.Data)
 	if err != nil {
 		all = append(all, finding{"data", bad, err.Error(), arenero.HintOf(err)})
@@ -212,6 +213,23 @@ func checkTools() []finding {
 		return []finding{{"tools", note, "mmdebstrap is not installed: images cannot be built from recipes here", "apt-get install mmdebstrap, or take an OCI image: arenero image pull"}}
 	}
 	return []finding{{"tools", ok, path, ""}}
+}
+
+// checkVolumes says what volumes lack. Whether a disk can be mounted is tried when
+// one is made.
+func checkVolumes() []finding {
+	f := finding{"volumes", ok, "", ""}
+	tool, err := host.VolumeTool()
+	if err != nil {
+		f.State, f.Found, f.Mend = note, "mkfs.ext4 is not installed: volumes cannot be made here", "apt-get install e2fsprogs"
+		return []finding{f}
+	}
+	if err := unix.Access("/dev/loop-control", unix.R_OK|unix.W_OK); err != nil {
+		f.State, f.Found, f.Mend = note, "no loop devices: volumes cannot be mounted here", "modprobe loop; in a container, give it /dev/loop-control and the right to mount"
+		return []finding{f}
+	}
+	f.Found = tool + ", loop devices"
+	return []finding{f}
 }
 
 func checkImages(ctx context.Context, h *house) []finding {

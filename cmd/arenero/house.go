@@ -36,6 +36,7 @@ type house struct {
 //	boxes/       of the daemon
 //	runs/X/      one yard per `arenero run`, see below
 //	images/      shared by all
+//	volumes/     folders that outlive sandboxes
 //	states/      memory and files of sandboxes, on disk
 //	agent/       the guest agent as the engine mounts it, shared by all
 func boxes(dir string) string { return filepath.Join(dir, "boxes") }
@@ -47,6 +48,7 @@ func openForServe(data string, c host.Config, platform string) (*house, error) {
 	if h.store, err = store.Open(data); err != nil {
 		return nil, err
 	}
+	c.VolumeDir = filepath.Join(data, "volumes")
 	if err := h.wire(data, boxes(data), platform, c); err != nil {
 		return nil, errors.Join(err, h.store.Close())
 	}

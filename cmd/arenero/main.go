@@ -88,6 +88,7 @@ type cli struct {
 	Snapshot snapshotCmd `cmd:"" group:"Sandboxes of a server" help:"Keep sandboxes as they are now."`
 	Rollback rollbackCmd `cmd:"" group:"Sandboxes of a server" help:"Put a sandbox back to one of its snapshots."`
 	Kill     killCmd     `cmd:"" group:"Sandboxes of a server" help:"End sandboxes."`
+	Volume   volumeCmd   `cmd:"" group:"Sandboxes of a server" help:"Keep folders that outlive sandboxes."`
 	Port     portCmd     `cmd:"" group:"Sandboxes of a server" help:"Reach a web server inside a sandbox."`
 	Pool     poolCmd     `cmd:"" group:"Sandboxes of a server" help:"Keep sandboxes ready ahead of demand."`
 	Bench    benchCmd    `cmd:"" group:"Sandboxes of a server" help:"Measure a server."`

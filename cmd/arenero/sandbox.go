@@ -14,6 +14,7 @@ type createCmd struct {
 	remote
 	sizes
 	times
+	mounts
 
 	Image    string            `arg:"" optional:"" help:"What it is made of; python if left out."`
 	Snapshot string            `help:"Start from a snapshot instead of an image." placeholder:"ID"`
@@ -26,9 +27,13 @@ type createCmd struct {
 func (v *createCmd) Run(ctx context.Context, m *Main, c *cli) error {
 	ctx, stop := until(ctx)
 	defer stop()
+	volumes, err := v.mounts.mounts()
+	if err != nil {
+		return err
+	}
 	sb, err := v.client(c).Create(ctx, client.Spec{
 		Image: v.Image, Snapshot: v.Snapshot, Limits: v.limits(), Env: v.Env, Labels: v.Label, Hostname: v.Hostname,
-		Lifetime: v.Lifetime, Idle: v.Idle, OnTimeout: v.OnTimeout, Wait: v.Wait,
+		Lifetime: v.Lifetime, Idle: v.Idle, OnTimeout: v.OnTimeout, Volumes: volumes, Wait: v.Wait,
 	})
 	if err != nil {
 		return err
@@ -117,6 +122,13 @@ func tellSandbox(w io.Writer, sb arenero.Sandbox) {
 		if more[1] != "" {
 			rows = append(rows, more)
 		}
+	}
+	for _, vol := range sb.Volumes {
+		row := []string{"volume", vol.Name + " at " + vol.Path}
+		if vol.ReadOnly {
+			row[1] += ", read-only"
+		}
+		rows = append(rows, row)
 	}
 	for k, l := range sb.Labels {
 		rows = append(rows, []string{"label", k + "=" + l})
@@ -224,6 +236,7 @@ func (v *killCmd) Run(ctx context.Context, m *Main, c *cli) error {
 type forkCmd struct {
 	remote
 	times
+	mounts
 
 	ID    string            `arg:"" help:"Its id, or the beginning of it."`
 	Count int               `short:"n" help:"How many copies (${default})." default:"1" placeholder:"N"`
@@ -238,7 +251,11 @@ func (v *forkCmd) Run(ctx context.Context, m *Main, c *cli) error {
 	if err != nil {
 		return err
 	}
-	forks, err := sb.Fork(ctx, v.Count, client.Spec{Env: v.Env, Labels: v.Label, Lifetime: v.Lifetime, Idle: v.Idle, OnTimeout: v.OnTimeout})
+	volumes, err := v.mounts.mounts()
+	if err != nil {
+		return err
+	}
+	forks, err := sb.Fork(ctx, v.Count, client.Spec{Env: v.Env, Labels: v.Label, Volumes: volumes, Lifetime: v.Lifetime, Idle: v.Idle, OnTimeout: v.OnTimeout})
 	if err != nil {
 		return err
 	}

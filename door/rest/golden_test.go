@@ -125,6 +125,7 @@ func steady(s string) string {
 		{`"(created|ends|modified)":( ?)"[^"]+"`, `"$1":$2"TIME"`},
 		{`"(owner|group)":( ?)"[^"]+"`, `"$1":$2"NAME"`},
 		{`"pid":( ?)[0-9]+`, `"pid":${1}1`},
+		{`"used":( ?)[0-9]+`, `"used":${1}1`},
 		{`<ipython-input-[^>]+>|/tmp/ipykernel_[0-9]+/[0-9]+\.py`, "CELL"},
 		{`0x[0-9a-f]{6,}`, "0xADDRESS"},
 	} {

@@ -145,6 +145,7 @@ type forkRequest struct {
 		Lifetime  float64           `json:"lifetime,omitempty" doc:"Seconds; that of the sandbox if left out"`
 		Idle      float64           `json:"idle,omitempty"`
 		OnTimeout string            `json:"on_timeout,omitempty" enum:"kill,pause"`
+		Volumes   []mountBody       `json:"volumes,omitempty" maxItems:"8" doc:"Those of the sandbox, all of them, to say that the copies may write to them too"`
 	}
 }
 
@@ -169,6 +170,7 @@ func (d *Door) forkSandbox(ctx context.Context, in *forkRequest) (*sandboxesResp
 			return nil, err
 		}
 		count, spec.Env, spec.Labels, spec.OnTimeout = max(b.Count, 1), b.Env, b.Labels, arenero.OnTimeout(b.OnTimeout)
+		spec.Volumes = mountsOf(b.Volumes)
 	}
 	who := askerOf(ctx).who
 	all, again, err := once(ctx, d, in.IdempotencyKey, "fork "+in.ID, in.Body, func(ctx context.Context) ([]arenero.Sandbox, error) {

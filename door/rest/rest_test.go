@@ -34,6 +34,7 @@ func build(t *testing.T) *house {
 	}
 	h, err := host.New(host.Config{
 		Engines: map[string]arenero.Engine{"local": enginetest.Local(t)}, DefaultEngine: "local", Images: enginetest.LocalImages(t), Store: db,
+		VolumeDir: t.TempDir(),
 	})
 	if err != nil {
 		t.Fatal(err)

@@ -38,6 +38,11 @@ func (d *Door) register() {
 	route(d, "get-snapshot", "GET", "/v1/snapshots/{snapshot}", "What is known of a snapshot", d.getSnapshot)
 	route(d, "remove-snapshot", "DELETE", "/v1/snapshots/{snapshot}", "Remove a snapshot", d.removeSnapshot)
 
+	route(d, "list-volumes", "GET", "/v1/volumes", "List volumes", d.listVolumes)
+	route(d, "make-volume", "POST", "/v1/volumes", "Make a volume: a folder that outlives sandboxes", d.makeVolume, body(maxSmallBody), status(http.StatusCreated))
+	route(d, "get-volume", "GET", "/v1/volumes/{volume}", "What is known of a volume", d.getVolume)
+	route(d, "remove-volume", "DELETE", "/v1/volumes/{volume}", "Remove a volume with all that is in it", d.removeVolume)
+
 	route(d, "list-kernels", "GET", "/v1/sandboxes/{id}/kernels", "List kernels", d.listKernels)
 	route(d, "start-kernel", "POST", "/v1/sandboxes/{id}/kernels", "Start a kernel", d.startKernel, body(maxSmallBody), status(http.StatusCreated))
 	route(d, "stop-kernel", "DELETE", "/v1/sandboxes/{id}/kernels/{name}", "Stop a kernel", d.stopKernel)

@@ -30,10 +30,12 @@ type createBody struct {
 	Hostname string            `json:"hostname,omitempty" doc:"The id if left out"`
 	Lifetime float64           `json:"lifetime,omitempty" doc:"Seconds until its time is over; an hour if left out"`
 
-	Snapshot  string  `json:"snapshot,omitempty" maxLength:"64" doc:"Start from this snapshot instead of an image"`
-	Idle      float64 `json:"idle,omitempty" doc:"Seconds it may be unused and at rest before it sleeps; below 0 is for ever"`
-	OnTimeout string  `json:"on_timeout,omitempty" enum:"kill,pause" doc:"What becomes of it when its time is over; kill if left out"`
-	Wait      float64 `json:"wait,omitempty" doc:"Seconds it may queue for a place on this machine; none if left out"`
+	Snapshot  string      `json:"snapshot,omitempty" maxLength:"64" doc:"Start from this snapshot instead of an image"`
+	Idle      float64     `json:"idle,omitempty" doc:"Seconds it may be unused and at rest before it sleeps; below 0 is for ever"`
+	OnTimeout string      `json:"on_timeout,omitempty" enum:"kill,pause" doc:"What becomes of it when its time is over; kill if left out"`
+	Volumes   []mountBody `json:"volumes,omitempty" maxItems:"8" doc:"Volumes it is to have"`
+
+	Wait float64 `json:"wait,omitempty" doc:"Seconds it may queue for a place on this machine; none if left out"`
 }
 
 type sandboxResponse struct {
@@ -53,7 +55,7 @@ func (d *Door) createSandbox(ctx context.Context, in *createRequest) (*sandboxRe
 	}
 	spec := arenero.Spec{
 		Image: ask.Image, Snapshot: ask.Snapshot, Engine: ask.Engine, Limits: limits, Env: ask.Env,
-		Labels: ask.Labels, Hostname: ask.Hostname, OnTimeout: arenero.OnTimeout(ask.OnTimeout),
+		Labels: ask.Labels, Hostname: ask.Hostname, OnTimeout: arenero.OnTimeout(ask.OnTimeout), Volumes: mountsOf(ask.Volumes),
 	}
 	if spec.Lifetime, err = lasting("lifetime", ask.Lifetime); err != nil {
 		return nil, err
