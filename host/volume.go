@@ -258,6 +258,9 @@ func (h *Host) restVolumes(ctx context.Context) {
 	h.volumes.mu.Lock()
 	defer h.volumes.mu.Unlock()
 	all, err := h.store.Volumes(ctx, "")
+	if ctx.Err() != nil {
+		return // we are being stopped: the next start does it
+	}
 	if err != nil {
 		h.log.Error("list volumes", "err", err)
 		return
