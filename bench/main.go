@@ -189,9 +189,11 @@ func (h *house) life(ctx context.Context) error {
 		return fmt.Errorf("arenero bench: %w", err)
 	}
 	var rows []struct {
-		What, Unit  string
-		Median, P99 float64
-		Runs        int
+		What   string  `json:"what"`
+		Unit   string  `json:"unit"`
+		Median float64 `json:"median"`
+		P99    float64 `json:"p99"`
+		Runs   int     `json:"runs"`
 	}
 	if err := json.Unmarshal(out, &rows); err != nil {
 		return err

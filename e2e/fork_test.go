@@ -52,7 +52,7 @@ a = n; time.sleep(0.1); print(n > a)`)
 				if len(lines) != 3 || lines[0] != "[1, 2, 3] 1 new "+f.ID+" True" || lines[2] != "True" {
 					t.Fatalf("%q", out)
 				}
-				for _, r := range strings.Fields(lines[1]) {
+				for r := range strings.FieldsSeq(lines[1]) {
 					if was := seen[r]; was != "" {
 						t.Errorf("%s and %s drew the same %s", was, f.ID, r)
 					}

@@ -105,15 +105,15 @@ print(random.random(), numpy.random.random(), os.urandom(8).hex())`)
 // kill ends the Sentry of one box whose name begins so.
 func kill(t *testing.T, m home, prefix string) {
 	t.Helper()
-	for _, p := range sentries(t, m, prefix) {
-		proc, err := os.FindProcess(p)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := proc.Kill(); err != nil {
-			t.Fatal(err)
-		}
-		return
+	all := sentries(t, m, prefix)
+	if len(all) == 0 {
+		t.Fatal("no box " + prefix)
 	}
-	t.Fatal("no box " + prefix)
+	proc, err := os.FindProcess(all[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := proc.Kill(); err != nil {
+		t.Fatal(err)
+	}
 }

@@ -25,7 +25,9 @@ func sentries(t *testing.T, m home, prefix string) []int {
 		if err != nil {
 			continue // it is being taken down
 		}
-		var rec struct{ PID int }
+		var rec struct {
+			PID int `json:"pid"`
+		}
 		if err := json.Unmarshal(raw, &rec); err != nil {
 			t.Fatal(err)
 		}

@@ -6,8 +6,9 @@ import (
 	"sync"
 	"time"
 
-	"github.com/arenero/arenero"
 	"golang.org/x/time/rate"
+
+	"github.com/arenero/arenero"
 )
 
 // maxWait is how long a create may queue for a place.

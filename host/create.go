@@ -257,7 +257,7 @@ func (h *Host) start(ctx context.Context, from origin, ask *arenero.Box) (inst a
 			return inst, false, err
 		}
 		if prepared, err = preparer.Prepare(ctx, *ask); err != nil {
-			<-checked
+			_ = <-checked // the first error says more
 			return nil, false, err
 		}
 	}

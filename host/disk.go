@@ -65,7 +65,7 @@ func makeDisk(ctx context.Context, dir string, size int64, uid int) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
 	defer cancel()
-	cmd := exec.CommandContext(ctx, tool, "-q", "-F", "-m", "0", //nolint:gosec // our own words
+	cmd := exec.CommandContext(ctx, tool, "-q", "-F", "-m", "0",
 		"-E", fmt.Sprintf("root_owner=%d:%d,lazy_itable_init=1,nodiscard", uid, uid), file)
 	cmd.Env = []string{"PATH=/usr/sbin:/usr/bin:/sbin:/bin"}
 	var said bytes.Buffer

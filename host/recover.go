@@ -68,12 +68,6 @@ func (h *Host) Recover(ctx context.Context) error {
 	return ctx.Err()
 }
 
-func (h *Host) holds(id string) bool {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return h.boxes[id] != nil
-}
-
 // sweep destroys a box that no record speaks of.
 func (h *Host) sweep(ctx context.Context, engine arenero.Engine, id string) {
 	inst, err := engine.Open(ctx, id)

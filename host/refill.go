@@ -157,7 +157,7 @@ func (h *Host) restock(ctx context.Context, c *class, from origin, asSpare bool)
 	var err error
 	if asSpare {
 		var p arenero.Prepared
-		if p, err = from.engine.(arenero.Preparer).Prepare(ctx, ask); err == nil {
+		if p, err = from.engine.(arenero.Preparer).Prepare(ctx, ask); err == nil { //nolint:errcheck // asSpare says that it can
 			sp = &spare{c.size, p}
 		}
 	} else {

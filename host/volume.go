@@ -43,7 +43,7 @@ func (h *Host) CreateVolume(ctx context.Context, who Who, name string, quota int
 	if err := h.allow(ctx, who, ScopeRun, op); err != nil {
 		return arenero.Volume{}, err
 	}
-	orDefault(&quota, int64(DefaultVolume))
+	orDefault(&quota, DefaultVolume)
 	if !isLabel(name) {
 		return arenero.Volume{}, arenero.Errorf(arenero.Invalid, op, "", "the name must be 1 to 63 of a-z, 0-9 and '-', not at an end")
 	}

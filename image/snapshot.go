@@ -16,8 +16,9 @@ import (
 	"strings"
 	"time"
 
-	"github.com/arenero/arenero"
 	"github.com/zeebo/blake3"
+
+	"github.com/arenero/arenero"
 )
 
 // A Key is all that a warm snapshot depends on. When any part of it differs, the

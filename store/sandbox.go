@@ -30,6 +30,7 @@ type Change struct {
 // host needs.
 type Row struct {
 	arenero.Sandbox
+
 	Box     string
 	StateID string
 	Digest  string // of its image

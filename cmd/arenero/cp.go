@@ -23,7 +23,7 @@ type cpCmd struct {
 }
 
 // Run copies a file or a folder into a sandbox or out of it.
-func (v *cpCmd) Run(ctx context.Context, m *Main, c *cli) error {
+func (v *cpCmd) Run(ctx context.Context, c *cli) error {
 	const op = "copy"
 	ctx, stop := until(ctx)
 	defer stop()

@@ -69,7 +69,7 @@ func (v *logsCmd) Run(ctx context.Context, m *Main, c *cli) error {
 
 func unlessStopped(ctx context.Context, err error) error {
 	if ctx.Err() != nil {
-		return nil
+		return nil //nolint:nilerr // to be stopped is how it ends
 	}
 	return err
 }

@@ -17,7 +17,7 @@ import (
 func (d *Door) register() {
 	route(d, "execute", "POST", "/execute", "Run code once, in a fresh sandbox", d.execute, body(maxBody))
 
-	route(d, "create-sandbox", "POST", "/v1/sandboxes", "Make a sandbox", d.createSandbox, body(maxSmallBody), status(http.StatusCreated))
+	route(d, "create-sandbox", "POST", "/v1/sandboxes", "Make a sandbox", d.createSandbox, body(maxSmallBody), created)
 	route(d, "list-sandboxes", "GET", "/v1/sandboxes", "List sandboxes", d.listSandboxes)
 	route(d, "get-sandbox", "GET", "/v1/sandboxes/{id}", "What is known of a sandbox", d.getSandbox)
 	route(d, "kill-sandbox", "DELETE", "/v1/sandboxes/{id}", "End a sandbox", d.killSandbox)
@@ -25,7 +25,7 @@ func (d *Door) register() {
 	route(d, "update-sandbox", "PATCH", "/v1/sandboxes/{id}", "Change a sandbox while it lives", d.updateSandbox, body(maxSmallBody))
 	route(d, "pause-sandbox", "POST", "/v1/sandboxes/{id}/pause", "Put a sandbox to sleep; any use of it wakes it", d.pauseSandbox, body(maxSmallBody))
 	route(d, "resume-sandbox", "POST", "/v1/sandboxes/{id}/resume", "Wake a sandbox", d.resumeSandbox)
-	route(d, "fork-sandbox", "POST", "/v1/sandboxes/{id}/fork", "Make live copies of a sandbox", d.forkSandbox, body(maxSmallBody), status(http.StatusCreated))
+	route(d, "fork-sandbox", "POST", "/v1/sandboxes/{id}/fork", "Make live copies of a sandbox", d.forkSandbox, body(maxSmallBody), created)
 	route(d, "rollback-sandbox", "POST", "/v1/sandboxes/{id}/rollback", "Put a sandbox back to one of its snapshots", d.rollbackSandbox, body(maxSmallBody))
 	route(d, "sandbox-usage", "GET", "/v1/sandboxes/{id}/usage", "What a sandbox uses now", d.sandboxUsage)
 	route(d, "sandbox-events", "GET", "/v1/sandboxes/{id}/events",
@@ -33,18 +33,18 @@ func (d *Door) register() {
 	route(d, "events", "GET", "/v1/events", "What happened to all sandboxes. With Accept: text/event-stream, as it happens",
 		d.allEvents, streams("application/json", "text/event-stream"))
 
-	route(d, "make-snapshot", "POST", "/v1/sandboxes/{id}/snapshots", "Keep a sandbox as it is now", d.makeSnapshot, body(maxSmallBody), status(http.StatusCreated))
+	route(d, "make-snapshot", "POST", "/v1/sandboxes/{id}/snapshots", "Keep a sandbox as it is now", d.makeSnapshot, body(maxSmallBody), created)
 	route(d, "list-snapshots", "GET", "/v1/snapshots", "List snapshots", d.listSnapshots)
 	route(d, "get-snapshot", "GET", "/v1/snapshots/{snapshot}", "What is known of a snapshot", d.getSnapshot)
 	route(d, "remove-snapshot", "DELETE", "/v1/snapshots/{snapshot}", "Remove a snapshot", d.removeSnapshot)
 
 	route(d, "list-volumes", "GET", "/v1/volumes", "List volumes", d.listVolumes)
-	route(d, "make-volume", "POST", "/v1/volumes", "Make a volume: a folder that outlives sandboxes", d.makeVolume, body(maxSmallBody), status(http.StatusCreated))
+	route(d, "make-volume", "POST", "/v1/volumes", "Make a volume: a folder that outlives sandboxes", d.makeVolume, body(maxSmallBody), created)
 	route(d, "get-volume", "GET", "/v1/volumes/{volume}", "What is known of a volume", d.getVolume)
 	route(d, "remove-volume", "DELETE", "/v1/volumes/{volume}", "Remove a volume with all that is in it", d.removeVolume)
 
 	route(d, "list-kernels", "GET", "/v1/sandboxes/{id}/kernels", "List kernels", d.listKernels)
-	route(d, "start-kernel", "POST", "/v1/sandboxes/{id}/kernels", "Start a kernel", d.startKernel, body(maxSmallBody), status(http.StatusCreated))
+	route(d, "start-kernel", "POST", "/v1/sandboxes/{id}/kernels", "Start a kernel", d.startKernel, body(maxSmallBody), created)
 	route(d, "stop-kernel", "DELETE", "/v1/sandboxes/{id}/kernels/{name}", "Stop a kernel", d.stopKernel)
 	route(d, "run-cell", "POST", "/v1/sandboxes/{id}/kernels/{name}/execute",
 		"Run code in a kernel; variables stay. With Accept: text/event-stream, as it happens", d.runCell, body(maxBody), streams("text/event-stream"))
@@ -70,7 +70,7 @@ func (d *Door) register() {
 	route(d, "write-folder", "PUT", "/v1/sandboxes/{id}/files/tree", "Unpack a tar archive below a folder", d.writeTree, takes("application/x-tar"))
 
 	route(d, "list-processes", "GET", "/v1/sandboxes/{id}/processes", "List what was started and runs", d.listProcesses)
-	route(d, "start-process", "POST", "/v1/sandboxes/{id}/processes", "Start a command that goes on by itself", d.startProcess, body(maxBody), status(http.StatusCreated))
+	route(d, "start-process", "POST", "/v1/sandboxes/{id}/processes", "Start a command that goes on by itself", d.startProcess, body(maxBody), created)
 	route(d, "attach-process", "GET", "/v1/sandboxes/{id}/processes/{pid}/output", "What a process wrote and writes, and how it ends", d.attach, streams("text/event-stream"))
 	route(d, "signal-process", "POST", "/v1/sandboxes/{id}/processes/{pid}/signal", "Send a signal to a process", d.signalProcess, body(maxSmallBody))
 
@@ -80,7 +80,7 @@ func (d *Door) register() {
 	route(d, "list-pools", "GET", "/v1/pools", "What is kept ready", d.listPools)
 	route(d, "set-pool", "PUT", "/v1/pools", "Say how many sandboxes of an image are kept ready", d.setPool, body(maxSmallBody))
 	route(d, "list-keys", "GET", "/v1/keys", "List keys", d.listKeys)
-	route(d, "make-key", "POST", "/v1/keys", "Make a key", d.makeKey, body(maxSmallBody), status(http.StatusCreated))
+	route(d, "make-key", "POST", "/v1/keys", "Make a key", d.makeKey, body(maxSmallBody), created)
 	route(d, "revoke-key", "DELETE", "/v1/keys/{key}", "Make a key worthless", d.revokeKey)
 	route(d, "backup", "GET", "/v1/backup", "A copy of the records, as an SQLite file", d.backup, streams("application/octet-stream"))
 
@@ -93,7 +93,8 @@ type option func(*huma.Operation)
 // body bounds the request's body.
 func body(n int64) option { return func(o *huma.Operation) { o.MaxBodyBytes = n } }
 
-func status(code int) option { return func(o *huma.Operation) { o.DefaultStatus = code } }
+// created is the status of an answer that says what was made.
+func created(o *huma.Operation) { o.DefaultStatus = http.StatusCreated }
 
 // streams says in the description which other forms the answer has.
 func streams(types ...string) option {

@@ -96,10 +96,9 @@ func parents(path string, places []place) []string {
 			continue
 		}
 		var all []string
-		at := pl.path
-		for name := range strings.SplitSeq(rest, "/") {
-			at += "/" + name
-			all = append(all, at)
+		parts := strings.Split(rest, "/")
+		for i := range parts {
+			all = append(all, pl.path+"/"+strings.Join(parts[:i+1], "/"))
 		}
 		return all
 	}
