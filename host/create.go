@@ -2,6 +2,7 @@ package host
 
 import (
 	"context"
+	"errors"
 	"maps"
 	"strings"
 	"time"
@@ -257,7 +258,7 @@ func (h *Host) start(ctx context.Context, from origin, ask *arenero.Box) (inst a
 			return inst, false, err
 		}
 		if prepared, err = preparer.Prepare(ctx, *ask); err != nil {
-			_ = <-checked // the first error says more
+			err = errors.Join(err, <-checked)
 			return nil, false, err
 		}
 	}
