@@ -17,7 +17,7 @@ import (
 type execCmd struct {
 	remote
 
-	ID    string            `arg:"" help:"Its id, or the beginning of it."`
+	ID    string            `arg:"" predictor:"sandbox" help:"Its id, or the beginning of it."`
 	Env   map[string]string `help:"Environment of the command, as NAME=VALUE; may be repeated." placeholder:"NAME=VALUE"`
 	Dir   string            `help:"Where it starts." placeholder:"DIR"`
 	User  string            `help:"Who it runs as, inside." placeholder:"NAME"`
@@ -98,7 +98,7 @@ func finish(x *client.Session, stdout, stderr io.Writer, done func() error) erro
 type shellCmd struct {
 	remote
 
-	ID      string   `arg:"" help:"Its id, or the beginning of it."`
+	ID      string   `arg:"" predictor:"sandbox" help:"Its id, or the beginning of it."`
 	Command []string `arg:"" optional:"" help:"What to run instead of a shell."`
 	User    string   `help:"Who it runs as, inside." placeholder:"NAME"`
 }

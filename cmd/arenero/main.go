@@ -81,6 +81,8 @@ type cli struct {
 	Shell    shellCmd    `cmd:"" group:"Sandboxes of a server" help:"Open a terminal in a sandbox."`
 	Cp       cpCmd       `cmd:"" group:"Sandboxes of a server" help:"Copy files and folders into a sandbox and out of it."`
 	Logs     logsCmd     `cmd:"" group:"Sandboxes of a server" help:"Show what happened, or what a process wrote."`
+	Events   eventsCmd   `cmd:"" group:"Sandboxes of a server" help:"Show what happened in all sandboxes."`
+	Top      topCmd      `cmd:"" group:"Sandboxes of a server" help:"Show what sandboxes use, as it changes."`
 	Update   updateCmd   `cmd:"" group:"Sandboxes of a server" help:"Change a sandbox while it lives."`
 	Pause    pauseCmd    `cmd:"" group:"Sandboxes of a server" help:"Put sandboxes to sleep; any use of one wakes it."`
 	Resume   resumeCmd   `cmd:"" group:"Sandboxes of a server" help:"Wake sandboxes."`
@@ -98,6 +100,8 @@ type cli struct {
 	Key     keyCmd     `cmd:"" help:"Make, list, show and revoke API keys."`
 	Doctor  doctorCmd  `cmd:"" help:"Check this machine, and say how to mend what is missing."`
 	Version versionCmd `cmd:"" help:"Print the version."`
+
+	Completion completionCmd `cmd:"" help:"Print what a shell needs to complete with the tab key."`
 }
 
 // status ends the program with a status that is not a failure of ours.
@@ -126,9 +130,20 @@ func (m *Main) Run(ctx context.Context) int {
 		say(m.Stderr, err)
 		return statusFailed
 	}
+	if asked, err := completed(parser); asked {
+		if err != nil {
+			return statusFailed
+		}
+		return 0
+	}
 	k, err := parse(parser, args)
 	if s, ok := errors.AsType[status](err); ok {
 		return int(s)
+	}
+	if err == nil && after != nil {
+		if verb, _, _ := strings.Cut(k.Command(), " "); verb != "run" && verb != "exec" {
+			err = fmt.Errorf("%s takes nothing after --", verb)
+		}
 	}
 	if err != nil {
 		fmt.Fprintf(m.Stderr, "arenero: %s\n", printable(err.Error()))

@@ -6,6 +6,8 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"net"
+	"net/url"
 	"os/signal"
 	"strings"
 	"syscall"
@@ -25,38 +27,90 @@ type remote struct {
 }
 
 // client finds the key: of the environment, or the one that the daemon of this
-// machine left for its owner.
+// machine left for its owner, which is for this machine alone.
 func (r *remote) client(c *cli) *client.Client {
 	key := getenv("ARENERO_API_KEY")
-	if key == "" {
+	if key == "" && isLocal(r.URL) {
 		key, _ = host.ReadKey(keyFile(c.Data)) // without one the server says what is missing
 	}
 	return client.New(r.URL, key)
 }
 
-// sandbox finds a sandbox by its id or the beginning of it.
+// isLocal says whether an address is this machine's loopback.
+func isLocal(address string) bool {
+	u, err := url.Parse(address)
+	if err != nil {
+		return false
+	}
+	ip := net.ParseIP(u.Hostname())
+	return u.Hostname() == "localhost" || ip != nil && ip.IsLoopback()
+}
+
+// sandbox finds a sandbox that has not ended by its id or the beginning of it.
 func (r *remote) sandbox(ctx context.Context, c *cli, id string) (*client.Sandbox, error) {
+	return r.find(ctx, c, id, client.Filter{})
+}
+
+// anySandbox finds one that may have ended, too.
+func (r *remote) anySandbox(ctx context.Context, c *cli, id string) (*client.Sandbox, error) {
+	return r.find(ctx, c, id, client.Filter{All: true})
+}
+
+// wholeID is the length of an id: "sbx-" and 26 characters.
+const wholeID = 30
+
+func (r *remote) find(ctx context.Context, c *cli, id string, f client.Filter) (*client.Sandbox, error) {
+	const op = "find sandbox"
 	cl := r.client(c)
-	if len(id) >= 30 {
+	if len(id) >= wholeID {
 		return cl.Get(ctx, id)
 	}
-	var found *client.Sandbox
-	for sb, err := range cl.List(ctx) {
+	var found []*client.Sandbox
+	for sb, err := range cl.Find(ctx, f) {
 		if err != nil {
 			return nil, err
 		}
-		if !strings.HasPrefix(sb.ID(), id) && !strings.HasPrefix(sb.ID(), "sbx-"+id) {
-			continue
+		if begins(sb.ID(), "sbx-", id) {
+			found = append(found, sb)
 		}
-		if found != nil {
-			return nil, arenero.Errorf(arenero.Invalid, "find sandbox", printable(id), "more than one begins so").WithHint("arenero ls shows them")
+	}
+	switch {
+	case len(found) == 1 && id != "":
+		return found[0], nil
+	case len(found) == 0:
+		return nil, arenero.Errorf(arenero.NotFound, op, printable(id), "no such sandbox").WithHint("arenero ls shows those there are")
+	}
+	return nil, arenero.Errorf(arenero.Invalid, op, printable(id), "%d sandboxes begin so: %s, %s", len(found), found[0].ID(), found[len(found)-1].ID()).
+		WithHint("write more of it; arenero ls shows them")
+}
+
+// snapshot finds the id of a snapshot by the beginning of it.
+func (r *remote) snapshot(ctx context.Context, c *cli, id string) (string, error) {
+	const op = "find snapshot"
+	if len(id) > wholeID {
+		return id, nil
+	}
+	var found []string
+	for n, err := range r.client(c).Snapshots(ctx, "") {
+		if err != nil {
+			return "", err
 		}
-		found = sb
+		if begins(n.ID, "snap-", id) {
+			found = append(found, n.ID)
+		}
 	}
-	if found == nil {
-		return nil, arenero.Errorf(arenero.NotFound, "find sandbox", printable(id), "no such sandbox").WithHint("arenero ls shows those there are")
+	switch {
+	case len(found) == 1 && id != "":
+		return found[0], nil
+	case len(found) == 0:
+		return "", arenero.Errorf(arenero.NotFound, op, printable(id), "no such snapshot").WithHint("arenero snapshot ls shows those there are")
 	}
-	return found, nil
+	return "", arenero.Errorf(arenero.Invalid, op, printable(id), "%d snapshots begin so", len(found)).WithHint("write more of it; arenero snapshot ls shows them")
+}
+
+// begins says whether an id begins with what was written, with its kind or without.
+func begins(id, kind, written string) bool {
+	return strings.HasPrefix(id, written) || strings.HasPrefix(id, kind+written)
 }
 
 // until makes Ctrl-C end what the verb is at.

@@ -90,12 +90,12 @@ func left(sb arenero.Sandbox) string {
 type getCmd struct {
 	remote
 
-	ID string `arg:"" help:"Its id, or the beginning of it."`
+	ID string `arg:"" predictor:"sandbox" help:"Its id, or the beginning of it."`
 }
 
-// Run tells all that is known of a sandbox.
+// Run tells all that is known of a sandbox, also of one that has ended.
 func (v *getCmd) Run(ctx context.Context, m *Main, c *cli) error {
-	sb, err := v.sandbox(ctx, c, v.ID)
+	sb, err := v.anySandbox(ctx, c, v.ID)
 	if err != nil {
 		return err
 	}
@@ -142,7 +142,7 @@ type updateCmd struct {
 	remote
 	times
 
-	ID     string  `arg:"" help:"Its id, or the beginning of it."`
+	ID     string  `arg:"" predictor:"sandbox" help:"Its id, or the beginning of it."`
 	CPUs   float64 `name:"cpus" help:"Processors." placeholder:"N"`
 	Memory int64   `help:"Memory, as 512M." type:"size" placeholder:"SIZE"`
 }
@@ -175,7 +175,7 @@ func (v *updateCmd) Run(ctx context.Context, m *Main, c *cli) error {
 type pauseCmd struct {
 	remote
 
-	ID   []string `arg:"" help:"Ids, or the beginnings of them."`
+	ID   []string `arg:"" predictor:"sandbox" help:"Ids, or the beginnings of them."`
 	Disk bool     `help:"On disk, where it takes no memory, instead of in memory."`
 }
 
@@ -209,7 +209,7 @@ func (r *remote) each(ctx context.Context, m *Main, c *cli, ids []string, f func
 type resumeCmd struct {
 	remote
 
-	ID []string `arg:"" help:"Ids, or the beginnings of them."`
+	ID []string `arg:"" predictor:"sandbox" help:"Ids, or the beginnings of them."`
 }
 
 // Run wakes sandboxes.
@@ -220,7 +220,7 @@ func (v *resumeCmd) Run(ctx context.Context, m *Main, c *cli) error {
 type killCmd struct {
 	remote
 
-	ID []string `arg:"" help:"Ids, or the beginnings of them."`
+	ID []string `arg:"" predictor:"sandbox" help:"Ids, or the beginnings of them."`
 }
 
 // Run ends sandboxes.
@@ -238,7 +238,7 @@ type forkCmd struct {
 	times
 	mounts
 
-	ID    string            `arg:"" help:"Its id, or the beginning of it."`
+	ID    string            `arg:"" predictor:"sandbox" help:"Its id, or the beginning of it."`
 	Count int               `short:"n" help:"How many copies (${default})." default:"1" placeholder:"N"`
 	Env   map[string]string `help:"Added to its environment, as NAME=VALUE; may be repeated." placeholder:"NAME=VALUE"`
 }
@@ -279,7 +279,7 @@ type snapshotCmd struct {
 type snapshotCreateCmd struct {
 	remote
 
-	ID   string `arg:"" help:"Its id, or the beginning of it."`
+	ID   string `arg:"" predictor:"sandbox" help:"Its id, or the beginning of it."`
 	Name string `help:"A name, for people." placeholder:"NAME"`
 }
 
@@ -305,7 +305,15 @@ type snapshotLsCmd struct {
 // Run lists snapshots.
 func (v *snapshotLsCmd) Run(ctx context.Context, m *Main, c *cli) error {
 	all := []arenero.Snapshot{}
-	for n, err := range v.client(c).Snapshots(ctx, v.Sandbox) {
+	of := ""
+	if v.Sandbox != "" {
+		sb, err := v.anySandbox(ctx, c, v.Sandbox)
+		if err != nil {
+			return err
+		}
+		of = sb.ID()
+	}
+	for n, err := range v.client(c).Snapshots(ctx, of) {
 		if err != nil {
 			return err
 		}
@@ -332,7 +340,11 @@ type snapshotRmCmd struct {
 
 // Run removes snapshots.
 func (v *snapshotRmCmd) Run(ctx context.Context, _ *Main, c *cli) error {
-	for _, id := range v.ID {
+	for _, part := range v.ID {
+		id, err := v.snapshot(ctx, c, part)
+		if err != nil {
+			return err
+		}
 		if err := v.client(c).RemoveSnapshot(ctx, id); err != nil {
 			return err
 		}
@@ -343,11 +355,15 @@ func (v *snapshotRmCmd) Run(ctx context.Context, _ *Main, c *cli) error {
 type rollbackCmd struct {
 	remote
 
-	ID       string `arg:"" help:"Its id, or the beginning of it."`
+	ID       string `arg:"" predictor:"sandbox" help:"Its id, or the beginning of it."`
 	Snapshot string `arg:"" help:"One of its own snapshots."`
 }
 
 // Run puts a sandbox back to one of its snapshots.
 func (v *rollbackCmd) Run(ctx context.Context, m *Main, c *cli) error {
-	return v.each(ctx, m, c, []string{v.ID}, func(sb *client.Sandbox) error { return sb.Rollback(ctx, v.Snapshot) })
+	id, err := v.snapshot(ctx, c, v.Snapshot)
+	if err != nil {
+		return err
+	}
+	return v.each(ctx, m, c, []string{v.ID}, func(sb *client.Sandbox) error { return sb.Rollback(ctx, id) })
 }

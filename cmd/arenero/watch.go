@@ -22,7 +22,7 @@ import (
 type logsCmd struct {
 	remote
 
-	ID     string `arg:"" optional:"" help:"Its id, or the beginning of it; all sandboxes if left out."`
+	ID     string `arg:"" optional:"" predictor:"sandbox" help:"Its id, or the beginning of it; all sandboxes if left out."`
 	Follow bool   `short:"f" help:"Go on as things happen."`
 	PID    int    `name:"pid" help:"The output of this process instead of what happened." placeholder:"PID"`
 }
@@ -33,10 +33,7 @@ func (v *logsCmd) Run(ctx context.Context, m *Main, c *cli) error {
 	defer stop()
 	id := ""
 	if v.ID != "" {
-		sb, err := v.sandbox(ctx, c, v.ID)
-		if arenero.CodeOf(err) == arenero.NotFound { // it may have ended: then the whole id is needed
-			sb, err = v.client(c).Get(ctx, v.ID)
-		}
+		sb, err := v.anySandbox(ctx, c, v.ID)
 		if err != nil {
 			return err
 		}
@@ -52,17 +49,43 @@ func (v *logsCmd) Run(ctx context.Context, m *Main, c *cli) error {
 			return s.close()
 		}
 	}
-	for e, err := range v.client(c).Events(ctx, id, 0, v.Follow) {
-		if err != nil {
+	return v.happened(ctx, m, c, id, 0, v.Follow)
+}
+
+type eventsCmd struct {
+	remote
+
+	Follow bool  `short:"f" help:"Go on as things happen."`
+	After  int64 `help:"Only what came after the event of this number." placeholder:"SEQ"`
+}
+
+// Run shows what happened in all sandboxes.
+func (v *eventsCmd) Run(ctx context.Context, m *Main, c *cli) error {
+	ctx, stop := until(ctx)
+	defer stop()
+	return v.happened(ctx, m, c, "", v.After, v.Follow)
+}
+
+// happened prints events, a line each; one JSON document unless it goes on.
+func (r *remote) happened(ctx context.Context, m *Main, c *cli, sandbox string, after int64, follow bool) error {
+	all := []arenero.Event{}
+	for e, err := range r.client(c).Events(ctx, sandbox, after, follow) {
+		switch {
+		case err != nil:
 			return unlessStopped(ctx, err)
+		case r.JSON && !follow:
+			all = append(all, e)
+		case r.JSON:
+			err = json.NewEncoder(m.Stdout).Encode(e)
+		default:
+			_, err = fmt.Fprintln(m.Stdout, printable(line(e)))
 		}
-		if v.JSON {
-			if err := json.NewEncoder(m.Stdout).Encode(e); err != nil {
-				return err
-			}
-			continue
+		if err != nil {
+			return arenero.Errorf(arenero.Internal, "write events", "", "%w", err)
 		}
-		fmt.Fprintln(m.Stdout, printable(line(e)))
+	}
+	if r.JSON && !follow {
+		return r.show(m, all, nil)
 	}
 	return nil
 }
@@ -90,7 +113,7 @@ func line(e arenero.Event) string {
 type portCmd struct {
 	remote
 
-	ID    string `arg:"" help:"Its id, or the beginning of it."`
+	ID    string `arg:"" predictor:"sandbox" help:"Its id, or the beginning of it."`
 	Ports string `arg:"" help:"PORT inside, or HERE:PORT."`
 }
 
@@ -111,33 +134,39 @@ func (v *portCmd) Run(ctx context.Context, m *Main, c *cli) error {
 	if err != nil {
 		return err
 	}
-	target, err := url.Parse(sb.PortURL(port))
-	if err != nil {
-		return arenero.Errorf(arenero.Invalid, op, "", "%w", err)
-	}
 	l, err := new(net.ListenConfig).Listen(ctx, "tcp", net.JoinHostPort("127.0.0.1", here))
 	if err != nil {
 		return arenero.Errorf(arenero.Unavailable, op, "", "%w", err).WithHint("choose another port here: arenero port ID HERE:%d", port)
 	}
-	key := v.client(c).Key
-	s := &http.Server{ReadHeaderTimeout: 10 * time.Second, Handler: &httputil.ReverseProxy{
+	through := &httputil.ReverseProxy{
+		Transport:     sb.Port(port),
 		FlushInterval: -1,
-		Rewrite: func(r *httputil.ProxyRequest) {
-			r.SetURL(target)
-			r.Out.Header.Set("Authorization", "Bearer "+key)
-			r.Out.Header.Del("Origin") // of this listener, which the server does not know
-			r.Out.Header.Del("Sec-Fetch-Site")
-		},
+		Rewrite:       func(r *httputil.ProxyRequest) { r.SetURL(&url.URL{Scheme: "http", Host: r.In.Host}) },
 		ErrorHandler: func(w http.ResponseWriter, _ *http.Request, err error) {
 			http.Error(w, printable(err.Error()), http.StatusBadGateway)
 		},
-	}}
+	}
+	s := &http.Server{ReadHeaderTimeout: 10 * time.Second, Handler: ownPages(through)}
 	fmt.Fprintf(m.Stdout, "http://%s is port %d of %s; Ctrl-C ends it\n", l.Addr(), port, printable(sb.ID()))
 	defer context.AfterFunc(ctx, func() { _ = s.Close() })()
 	if err := s.Serve(l); !errors.Is(err, http.ErrServerClosed) {
 		return arenero.Errorf(arenero.Unavailable, op, "", "%w", err)
 	}
 	return nil
+}
+
+// ownPages refuses what pages of other sites ask of a forwarded port, by its
+// address or by a name of theirs that was pointed to it: it is open to whoever
+// uses this machine's browser.
+func ownPages(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		origin := r.Header.Get("Origin")
+		if !isLocal("http://"+r.Host) || origin != "" && origin != "http://"+r.Host || r.Header.Get("Sec-Fetch-Site") == "cross-site" {
+			http.Error(w, "pages of other sites may not use this port", http.StatusForbidden)
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
 }
 
 type poolCmd struct {
@@ -197,5 +226,5 @@ type backupCmd struct {
 func (v *backupCmd) Run(ctx context.Context, _ *Main, c *cli) error {
 	ctx, stop := until(ctx)
 	defer stop()
-	return save(v.File, func(w io.Writer) error { return v.client(c).Backup(ctx, w) })
+	return save(v.File, 0o600, func(w io.Writer) error { return v.client(c).Backup(ctx, w) })
 }
