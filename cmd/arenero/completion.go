@@ -41,9 +41,10 @@ func completed(p *kong.Kong) (asked bool, err error) {
 	if os.Getenv("COMP_LINE") == "" {
 		return false, nil
 	}
+	asked = true
 	defer catch(&err)
 	kongcompletion.Register(p, kongcompletion.WithPredictor("sandbox", complete.PredictFunc(idsFor)))
-	return true, nil
+	return asked, nil
 }
 
 // catch turns kong's exit into a value.

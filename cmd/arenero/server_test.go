@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/alecthomas/kong"
 	"github.com/creack/pty"
 	"github.com/rogpeppe/go-internal/testscript"
 
@@ -61,7 +62,7 @@ func daemon(t *testing.T) (url, data string) {
 	return url, data
 }
 
-// TestServerScripts runs testdata/server/*.txtar, one after another, against a
+// TestServerScripts runs testdata/server/*.txtar, beside one another, against a
 // real server with real sandboxes. They are the documentation of those verbs by
 // example: docs/cli.md.
 func TestServerScripts(t *testing.T) {
@@ -276,6 +277,28 @@ func TestKeyStaysHere(t *testing.T) {
 		r := remote{URL: url}
 		if got := r.client(&cli{Data: data}).Key; got != want {
 			t.Errorf("%s got %q", url, got)
+		}
+	}
+}
+
+// TestEveryVerbIsDocumented holds docs/cli.md to the verbs there are.
+func TestEveryVerbIsDocumented(t *testing.T) {
+	doc, err := os.ReadFile("../../docs/cli.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := kong.New(&cli{}, kong.Name("arenero"), kong.Vars{"data": "x"},
+		kong.NamedMapper("size", sizeMapper{}), kong.NamedMapper("seconds", secondsMapper{}))
+	if err != nil {
+		t.Fatal(err)
+	}
+	leaves := p.Model.Leaves(true)
+	if len(leaves) < 30 {
+		t.Fatalf("only %d verbs", len(leaves))
+	}
+	for _, leaf := range leaves {
+		if verb := leaf.Path(); !bytes.Contains(doc, []byte(verb)) {
+			t.Errorf("docs/cli.md has no %q", verb)
 		}
 	}
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -9,6 +10,7 @@ import (
 	"os"
 	"os/signal"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -161,7 +163,7 @@ func loads(w io.Writer, all []load) {
 	rows := make([][]string, len(all))
 	for i, a := range all {
 		rows[i] = []string{
-			a.ID, string(a.State), fmt.Sprintf("%.1f", a.CPU), mib(a.Memory), mib(a.Limit), fmt.Sprint(a.Tasks), age(a.Created), a.Image,
+			a.ID, string(a.State), fmt.Sprintf("%.1f", a.CPU), mib(a.Memory), mib(a.Limit), strconv.Itoa(a.Tasks), age(a.Created), a.Image,
 		}
 	}
 	table(w, "ID STATE CPU% MEMORY LIMIT TASKS AGE IMAGE", rows)
@@ -265,7 +267,7 @@ func keys(r io.Reader, quit func()) {
 	b := make([]byte, 16)
 	for {
 		n, err := r.Read(b)
-		if err != nil || strings.ContainsAny(string(b[:n]), "qQ\x03\x04") {
+		if err != nil || bytes.ContainsAny(b[:n], "qQ\x03\x04") {
 			quit()
 			return
 		}
