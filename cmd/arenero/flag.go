@@ -82,3 +82,25 @@ func parseSeconds(s string) (time.Duration, error) {
 	}
 	return d, nil
 }
+
+// neverMapper reads a time, or "never", which becomes a time below 0; 0 stays for
+// "not said".
+type neverMapper struct{}
+
+// Decode implements kong.Mapper.
+func (neverMapper) Decode(ctx *kong.DecodeContext, target reflect.Value) error {
+	var s string
+	if err := ctx.Scan.PopValueInto("seconds", &s); err != nil {
+		return err
+	}
+	if s == "never" || s == "0" {
+		target.SetInt(-1)
+		return nil
+	}
+	d, err := parseSeconds(s)
+	if err != nil {
+		return err
+	}
+	target.SetInt(int64(d))
+	return nil
+}

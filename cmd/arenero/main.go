@@ -124,6 +124,7 @@ func (m *Main) Run(ctx context.Context) int {
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true}),
 		kong.NamedMapper("size", sizeMapper{}),
 		kong.NamedMapper("seconds", secondsMapper{}),
+		kong.NamedMapper("never", neverMapper{}),
 		kong.Exit(func(code int) { panic(status(code)) }), // after --help: kong would go on
 	)
 	if err != nil {

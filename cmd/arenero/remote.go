@@ -174,7 +174,7 @@ func (s sizes) limits() arenero.Limits {
 // times are the flags of a sandbox's times.
 type times struct {
 	Lifetime  time.Duration     `help:"How long it lives." type:"seconds" placeholder:"TIME"`
-	Idle      time.Duration     `help:"How long it may be unused and at rest before it sleeps." type:"seconds" placeholder:"TIME"`
+	Idle      time.Duration     `help:"How long it may be unused and at rest before it sleeps, or never." type:"never" placeholder:"TIME"`
 	OnTimeout arenero.OnTimeout `help:"What becomes of it when its lifetime is over: kill or pause." enum:",kill,pause" default:"" placeholder:"WHAT"`
 	Label     map[string]string `help:"Your own mark, as NAME=VALUE; may be repeated." placeholder:"NAME=VALUE"`
 }

@@ -157,7 +157,7 @@ func (v *updateCmd) Run(ctx context.Context, m *Main, c *cli) error {
 	if v.Lifetime > 0 {
 		p.Lifetime = &v.Lifetime
 	}
-	if v.Idle > 0 {
+	if v.Idle != 0 {
 		p.Idle = &v.Idle
 	}
 	if v.OnTimeout != "" {

@@ -23,9 +23,9 @@ type serveCmd struct {
 	Platform     string         `help:"How gVisor runs guest code: systrap or kvm; without it, what works best here." enum:",systrap,kvm" default:"" placeholder:"NAME"`
 	Lifetime     time.Duration  `help:"How long a sandbox lives that asks for no time (${default})." type:"seconds" default:"1h" placeholder:"TIME"`
 	MaxLifetime  time.Duration  `help:"How long a sandbox may live (${default})." type:"seconds" default:"24h" placeholder:"TIME"`
-	Idle         time.Duration  `help:"How long a sandbox may be unused and at rest before it sleeps (${default}); 0 is for ever." type:"seconds" default:"5m" placeholder:"TIME"`
-	Deep         time.Duration  `name:"hibernate-after" help:"How long a sandbox sleeps in memory before it goes to disk (${default})." type:"seconds" default:"10m" placeholder:"TIME"`
-	MaxSleep     time.Duration  `help:"How long a sandbox may sleep before it is ended; 0 is for ever." type:"seconds" placeholder:"TIME"`
+	Idle         time.Duration  `help:"How long a sandbox may be unused and at rest before it sleeps (${default}), or never." type:"never" default:"5m" placeholder:"TIME"`
+	Deep         time.Duration  `name:"hibernate-after" help:"How long a sandbox sleeps in memory before it goes to disk (${default}); never is when memory is short." type:"never" default:"10m" placeholder:"TIME"`
+	MaxSleep     time.Duration  `help:"How long a sandbox may sleep before it is ended; without it, for ever." type:"never" placeholder:"TIME"`
 	PoolMax      int            `help:"How many sandboxes of one size are kept ready when they are in demand (${default})." default:"4" placeholder:"N"`
 	Pool         map[string]int `help:"How many sandboxes of an image are kept ready always." placeholder:"IMAGE=N"`
 	OnStop       string         `help:"What becomes of the sandboxes when it stops: keep them for its next start, or kill (${default})." enum:"keep,kill" default:"keep"`
@@ -53,9 +53,9 @@ func (c *serveCmd) Run(ctx context.Context, m *Main, cli *cli) error {
 	log := slog.New(slog.NewTextHandler(m.Stderr, &slog.HandlerOptions{Level: level}))
 
 	h, err := openForServe(cli.Data, host.Config{
-		Log: log, Lifetime: c.Lifetime, MaxLifetime: c.MaxLifetime, Idle: c.Idle,
+		Log: log, Lifetime: c.Lifetime, MaxLifetime: c.MaxLifetime, Idle: max(c.Idle, 0),
 		MaxSandboxes: c.MaxSandboxes, Warm: !c.NoWarm, Keep: c.OnStop == "keep",
-		HibernateAfter: c.Deep, MaxSleep: c.MaxSleep, PoolMax: c.PoolMax,
+		HibernateAfter: c.Deep, MaxSleep: max(c.MaxSleep, 0), PoolMax: c.PoolMax,
 	}, c.Platform)
 	if err != nil {
 		return err

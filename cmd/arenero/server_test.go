@@ -288,7 +288,7 @@ func TestEveryVerbIsDocumented(t *testing.T) {
 		t.Fatal(err)
 	}
 	p, err := kong.New(&cli{}, kong.Name("arenero"), kong.Vars{"data": "x"},
-		kong.NamedMapper("size", sizeMapper{}), kong.NamedMapper("seconds", secondsMapper{}))
+		kong.NamedMapper("size", sizeMapper{}), kong.NamedMapper("seconds", secondsMapper{}), kong.NamedMapper("never", neverMapper{}))
 	if err != nil {
 		t.Fatal(err)
 	}
