@@ -211,3 +211,45 @@ func TestRingKeepsTheTail(t *testing.T) {
 		t.Errorf("tail = %q", got)
 	}
 }
+
+func TestRingKeepsTheCause(t *testing.T) {
+	r := newRing(16 << 10)
+	_, _ = r.ReadFrom(strings.NewReader("a log line\nfatal error: all asleep\n" + strings.Repeat("goroutine 1 [running]\n", 100)))
+	if got := r.tail(); !strings.HasPrefix(got, "fatal error: all asleep\ngoroutine 1") || len(got) > 1024 {
+		t.Errorf("tail = %q", got)
+	}
+}
+
+// What a box said last is heard though it ended before anyone listened.
+func TestRingDrainsThePipeOfAnEndedBox(t *testing.T) {
+	dir := t.TempDir()
+	guest, err := makeWire(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer guest.close()
+	if _, err := guest.log.WriteString("panic: no more\n"); err != nil {
+		t.Fatal(err)
+	}
+	r := newRing(1 << 10)
+	r.drain(dir)
+	if got := r.tail(); got != "panic: no more" {
+		t.Errorf("tail = %q", got)
+	}
+	r.drain(dir) // nothing more: it must not wait
+	if got := lastWords(dir); got != "" {
+		t.Errorf("last words %q", got)
+	}
+}
+
+// A second try at a start finds the pipes of the first.
+func TestWireIsMadeAgain(t *testing.T) {
+	dir := t.TempDir()
+	for range 2 {
+		guest, err := makeWire(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		guest.close()
+	}
+}

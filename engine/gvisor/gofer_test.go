@@ -117,13 +117,8 @@ func TestGoferAndBoxEndTogether(t *testing.T) {
 	if err != nil || sentry != os.Getpid() {
 		t.Fatalf("the gofer's parent is %d, %v", sentry, err)
 	}
-	for child := range strings.FieldsSeq(children(t)) {
-		n, err := strconv.Atoi(child)
-		if err == nil && strings.HasPrefix(proc(t, n, "cmdline"), "runsc-sandbox\x00") && strings.Contains(proc(t, n, "cmdline"), "\x00other-way\x00") {
-			if err := unix.Kill(n, unix.SIGKILL); err != nil {
-				t.Fatal(err)
-			}
-		}
+	if err := unix.Kill(sentryOf(t, "other-way"), unix.SIGKILL); err != nil {
+		t.Fatal(err)
 	}
 	if _, err := j.Wait(ctx); err != nil {
 		t.Fatal(err)

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"path/filepath"
@@ -118,6 +119,12 @@ func (i *Instance) prepare(b arenero.Box) (*sandbox.Sandbox, plan, error) {
 		return nil, p, err
 	}
 	s, err := i.sentry(p, b)
+	if err != nil && strings.Contains(err.Error(), io.EOF.Error()) && len(b.Mounts) == 0 {
+		// It ended before it said that it was there. Nothing of a guest has run, so
+		// another may be tried; two in a row are no accident.
+		i.e.log.Warn("a sentry ended before it was up; starting another", "box", b.ID, "err", err)
+		s, err = i.sentry(p, b)
+	}
 	return s, p, err
 }
 

@@ -162,6 +162,8 @@ func (e *Engine) config(dir string, network bool) (*config.Config, error) {
 		"host-settings":           "ignore", // never change the host
 		"fdlimit":                 "4096",
 		"restore-spec-validation": "enforce",
+		"panic-log":               filepath.Join(dir, wireLog), // else what a Sentry dies of is lost
+		"traceback":               "single",
 		"sidecar-usage-policy":    "LEGACY_DEPRECATED_SLOW_EMBEDDED_FALLBACK",
 	} {
 		if err := flags.Set(name, value); err != nil {

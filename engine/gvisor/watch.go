@@ -8,6 +8,7 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -32,20 +33,25 @@ func (i *Instance) watch(child bool) {
 			return
 		}
 		if log, err := openLog(i.dir); err == nil {
-			go func() { // ends when log is closed below
+			read := make(chan struct{})
+			go func() { // ends by the deadline below
+				defer close(read)
 				_, _ = i.agentLog.ReadFrom(log)
 			}()
-			go func() {
-				defer log.Close()
-				i.await(fd, pid, child)
-			}()
+			go i.await(fd, pid, child, func() {
+				_ = log.SetReadDeadline(time.Now())
+				<-read
+				i.agentLog.drain(i.dir)
+				log.Close() // a pipe that nobody holds forgets
+			})
 			return
 		}
-		go i.await(fd, pid, child)
+		go i.await(fd, pid, child, func() {})
 	})
 }
 
-func (i *Instance) await(fd, pid int, child bool) {
+// await waits for the process to end; then heard takes in what it said last.
+func (i *Instance) await(fd, pid int, child bool, heard func()) {
 	f := os.NewFile(uintptr(fd), "pidfd")
 	defer f.Close()
 	if conn, err := f.SyscallConn(); err == nil {
@@ -71,6 +77,7 @@ func (i *Instance) await(fd, pid int, child bool) {
 			break
 		}
 	}
+	heard()
 	i.mu.Lock()
 	destroyed := i.destroyed
 	i.mu.Unlock()

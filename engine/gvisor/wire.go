@@ -1,11 +1,13 @@
 package gvisor
 
 import (
+	"bytes"
 	"errors"
 	"io"
 	"net"
 	"os"
 	"path/filepath"
+	"regexp"
 	"strconv"
 	"strings"
 	"sync"
@@ -18,7 +20,7 @@ import (
 const (
 	wireIn  = "wire.in"
 	wireOut = "wire.out"
-	wireLog = "agent.log" // the agent's standard error: a FIFO, never a file (a guest could rewrite one)
+	wireLog = "agent.log" // the standard error of the agent and of the Sentry: a FIFO, never a file (a guest could rewrite one)
 )
 
 // pipeSize lets a fast stream run without a switch between the two sides for
@@ -46,7 +48,7 @@ func makeWire(dir string) (*guestEnd, error) {
 		size int
 	}{{wireIn, &g.in, pipeSize}, {wireOut, &g.out, pipeSize}, {wireLog, &g.log, 0}} {
 		path := filepath.Join(dir, end.name)
-		if err := unix.Mkfifo(path, 0o600); err != nil {
+		if err := unix.Mkfifo(path, 0o600); err != nil && !errors.Is(err, unix.EEXIST) {
 			g.close()
 			return nil, err
 		}
@@ -107,7 +109,7 @@ func lastWords(dir string) string {
 	if n == 0 {
 		return ""
 	}
-	return ": it said " + strconv.QuoteToASCII(string(buf[max(0, n-1024):n]))
+	return ": it said " + strconv.QuoteToASCII(string(buf[:min(n, 1024)]))
 }
 
 func (w *wire) Read(p []byte) (int, error)  { return w.out.Read(p) }
@@ -160,13 +162,35 @@ func (r *ring) ReadFrom(src io.Reader) (int64, error) {
 	}
 }
 
-// tail is the last kilobyte. It is the guest's: quote it before showing it.
+// crash finds where a Go program began to say what it dies of: the stacks that
+// follow are long, and say less.
+var crash = regexp.MustCompile(`(?m)^(panic|fatal error|SIG[A-Z]+): `)
+
+// drain takes in what lies in the log of an ended box, and does not wait for more.
+func (r *ring) drain(dir string) {
+	fd, err := unix.Open(filepath.Join(dir, wireLog), unix.O_RDONLY|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return
+	}
+	defer unix.Close(fd)
+	buf := make([]byte, 64<<10) // all that such a pipe holds
+	n, err := unix.Read(fd, buf)
+	if err != nil {
+		return
+	}
+	_, _ = r.ReadFrom(bytes.NewReader(buf[:n]))
+}
+
+// tail is the last kilobyte, or the kilobyte from where the end began. It is the
+// guest's: quote it before showing it.
 func (r *ring) tail() string {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	const most = 1024
 	s := string(r.buf)
-	if len(s) > 1024 {
-		s = s[len(s)-1024:]
+	if at := crash.FindStringIndex(s); at != nil {
+		s = s[at[0]:]
+		s = s[:min(len(s), most)]
 	}
-	return strings.TrimSpace(s)
+	return strings.TrimSpace(s[max(0, len(s)-most):])
 }
