@@ -19,9 +19,15 @@ func Dispatch() {
 	if !reexecuted(os.Args) {
 		return
 	}
+	if filepath.Base(os.Args[0]) == sentryName {
+		go thrift()
+	}
 	maincli.Main()
 	os.Exit(0)
 }
+
+// sentryName is what gVisor calls the process that is a box's kernel.
+const sentryName = "runsc-sandbox"
 
 func reexecuted(args []string) bool {
 	if len(args) == 0 {
