@@ -4,6 +4,7 @@ import (
 	"context"
 	"net"
 	"os"
+	"runtime/debug"
 	"sync"
 	"time"
 
@@ -95,7 +96,23 @@ func (s *service) StartKernel(ctx context.Context, req *wire.StartKernelRequest)
 	k, err := s.a.kernels.Start(ctx, arenero.KernelRequest{
 		Name: m.GetName(), Language: m.GetLanguage(), Dir: m.GetDir(), Env: m.GetEnv(),
 	})
+	if err == nil {
+		err = s.a.settle(ctx)
+	}
 	return reply(kernelInfo(k), err)
+}
+
+// settle makes what is to be a snapshot small: each sandbox restored from it pays
+// for every page. It does nothing in a sandbox that has been claimed.
+func (a *Agent) settle(ctx context.Context) error {
+	if id := a.identity(); !id.warm || id.claimed {
+		return nil
+	}
+	if err := a.kernels.Settle(ctx); err != nil {
+		return err
+	}
+	debug.FreeOSMemory()
+	return nil
 }
 
 func kernelInfo(k arenero.KernelInfo) *wire.KernelInfo {
@@ -167,10 +184,22 @@ func (s *service) Execute(ctx context.Context, stream *connect.BidiStream[wire.E
 	defer inputs.Wait()
 	defer stopReading(ctx)
 	defer s.a.guard.cell()()
+	var end jupyter.Event
 	err = s.a.kernels.Execute(ctx, e, answers, func(ev jupyter.Event) error {
+		if ev.End != nil {
+			end = ev // sent below
+			return nil
+		}
 		return stream.Send(executeOutput(ev))
 	})
-	return wire.ToWire(err)
+	if err != nil || end.End == nil {
+		return wire.ToWire(err)
+	}
+	// Whoever hears of the end may take the snapshot at once.
+	if err := s.a.settle(ctx); err != nil {
+		return wire.ToWire(err)
+	}
+	return wire.ToWire(stream.Send(executeOutput(end)))
 }
 
 func executeOutput(e jupyter.Event) *wire.ExecuteOutput {

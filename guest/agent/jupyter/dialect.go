@@ -51,7 +51,8 @@ type extraSeed struct {
 type dialect struct {
 	script func(s *session, e arenero.Execute, id string) (code string, files map[string][]byte)
 	reseed func(seed Seed) string
-	extras bool // reads what stands under "arenero" in a request
+	settle string // gives back memory; "" is nothing to do
+	extras bool   // reads what stands under "arenero" in a request
 }
 
 // dialect finds the way of a language; a language that has none runs scripts as
@@ -64,6 +65,7 @@ func (s *session) dialect() dialect {
 				return "__import__('_arenero').script()", nil
 			},
 			reseed: func(Seed) string { return "__import__('_arenero').wake()" },
+			settle: "__import__('_arenero').settle()",
 			extras: true,
 		}
 	case "bash":
@@ -200,7 +202,7 @@ func (s *session) content(e arenero.Execute, stdin bool) (_ execute, undo func()
 	return x, undo, nil
 }
 
-// reseedTimeout is how long a kernel may take to wake; one that takes longer is
+// reseedTimeout is how long a kernel may take to wake or to settle; one that takes longer is
 // unusable.
 const reseedTimeout = 10 * time.Second
 
@@ -217,15 +219,44 @@ func (k *kernel) reseed(ctx context.Context, seed Seed) error {
 	if d.reseed == nil {
 		return nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, reseedTimeout)
-	defer cancel()
 	env := seed.Env
 	if env == nil {
 		env = map[string]string{}
 	}
+	err = k.quietly(ctx, op, s, d.reseed(seed), &extra{
+		Seed: &extraSeed{Entropy: hex.EncodeToString(seed.Entropy), Env: env, Dir: seed.Dir},
+	})
+	if err != nil {
+		return err
+	}
+	if seed.Dir != "" {
+		k.mu.Lock()
+		k.dir = seed.Dir
+		k.mu.Unlock()
+	}
+	return nil
+}
+
+// settle lets a kernel give back what memory it can. It is called of a kernel
+// that runs nothing.
+func (k *kernel) settle(ctx context.Context) error {
+	const op = "settle kernel"
+	s, err := k.live(op)
+	if err != nil {
+		return nil // a dead kernel has given back all
+	}
+	if code := s.dialect().settle; code != "" {
+		return k.quietly(ctx, op, s, code, nil)
+	}
+	return nil
+}
+
+// quietly runs code of ours, of which no trace is left.
+func (k *kernel) quietly(ctx context.Context, op string, s *session, code string, x *extra) error {
+	ctx, cancel := context.WithTimeout(ctx, reseedTimeout)
+	defer cancel()
 	m, err := s.request(ctx, s.shell, "execute_request", execute{
-		Code: d.reseed(seed), Silent: true, Expressions: map[string]string{},
-		Arenero: &extra{Seed: &extraSeed{Entropy: hex.EncodeToString(seed.Entropy), Env: env, Dir: seed.Dir}},
+		Code: code, Silent: true, Expressions: map[string]string{}, Arenero: x,
 	})
 	if err != nil {
 		return err
@@ -237,11 +268,6 @@ func (k *kernel) reseed(ctx context.Context, seed Seed) error {
 	}
 	if err := json.Unmarshal(m.content, &r); err != nil || r.Status != "ok" {
 		return arenero.Errorf(arenero.Internal, op, k.name, "the kernel refused: %.200q %.200q", r.Name, r.Value)
-	}
-	if seed.Dir != "" {
-		k.mu.Lock()
-		k.dir = seed.Dir
-		k.mu.Unlock()
 	}
 	return nil
 }

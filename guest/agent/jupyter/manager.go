@@ -271,6 +271,17 @@ func (m *Manager) Inspect(ctx context.Context, name, code string, cursor int) (m
 	return k.inspect(ctx, code, cursor)
 }
 
+// Settle lets every live kernel give back what memory it can. The agent calls it
+// before a snapshot, while no cell runs.
+func (m *Manager) Settle(ctx context.Context) error {
+	for _, k := range m.all() {
+		if err := k.settle(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // Reseed makes every live kernel differ from other copies of the same snapshot.
 // The agent calls it at wake, before user code; it leaves no trace that code
 // could see: no count, no history, no name.

@@ -6,6 +6,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"sort"
 	"strings"
 
@@ -25,6 +26,12 @@ type spec struct {
 }
 
 const maxSpecBytes = 256 << 10
+
+// What starts an IPython kernel: ipykernel's own module, and ours before it.
+const (
+	launcher     = "ipykernel_launcher"
+	leanLauncher = "{arenero}/_arenero_python.py"
+)
 
 // specDirs is where Jupyter itself looks, the user's own first.
 func (m *Manager) specDirs() []string {
@@ -85,7 +92,7 @@ func (m *Manager) ownSpecs(installed []spec) []spec {
 			return nil
 		}
 		for _, a := range s.Argv {
-			if python == "" && a == "ipykernel_launcher" {
+			if python == "" && (a == launcher || a == leanLauncher) {
 				python = s.Argv[0]
 			}
 		}
@@ -127,6 +134,7 @@ func parseSpec(dir string, b []byte) (spec, error) {
 	if err := json.NewDecoder(bytes.NewReader(b)).Decode(&s); err != nil {
 		return spec{}, err
 	}
+	s.Argv = lean(s.Argv)
 	if len(s.Argv) == 0 || s.Argv[0] == "" || len(s.Argv) > 256 {
 		return spec{}, os.ErrInvalid
 	}
@@ -137,6 +145,17 @@ func parseSpec(dir string, b []byte) (spec, error) {
 	}
 	s.Language = strings.ToLower(s.Language)
 	return s, nil
+}
+
+// lean starts an IPython kernel through _arenero_python.py, which leaves out what
+// only costs memory here.
+func lean(argv []string) []string {
+	for i, a := range argv[:max(0, len(argv)-1)] {
+		if a == "-m" && argv[i+1] == launcher {
+			return slices.Concat(argv[:i], []string{leanLauncher}, argv[i+2:])
+		}
+	}
+	return argv
 }
 
 // spec finds the kernel for a language or a spec's name; "" is python. Of several

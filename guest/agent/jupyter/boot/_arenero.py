@@ -16,6 +16,7 @@ def configure(c):
     c.HistoryManager.enabled = False  # no SQLite file, no thread for it
     c.IPKernelApp.extensions = ["_arenero"]
     c.Kernel._execute_sleep = 0.0  # waits for output; we wait for the idle message instead
+    _uncover()
     _patch_streams()
     _patch_iopub()
 
@@ -49,6 +50,52 @@ def load_ipython_extension(ip):
     ip.events.register("post_execute", _after)
     ip.display_formatter.mimebundle_formatter.for_type_by_name("matplotlib.figure", "Figure", _chart)
     sys.meta_path.insert(0, _Finder)
+
+
+# --- what is loaded late --------------------------------------------------------
+
+
+def _uncover():
+    """Ends the hiding of _arenero_python.py."""
+    hidden = [name for name in ("debugpy", "jedi") if sys.modules.get(name, "") is None]
+    for name in hidden:
+        del sys.modules[name]
+    if "debugpy" in hidden:
+        _quiet_debugger()
+    if "jedi" in hidden:
+        _late_jedi()
+
+
+def _quiet_debugger():
+    """ipykernel warns at each start that it cannot be debugged."""
+    import logging
+
+    logging.getLogger("traitlets").addFilter(lambda r: "debugpy_stream undefined" not in r.getMessage())
+
+
+def _late_jedi():
+    """Gives completion its reader of source when it is first asked for."""
+    from ipykernel.ipkernel import IPythonKernel
+
+    complete = IPythonKernel.do_complete
+
+    def do_complete(self, *args, **kwargs):
+        IPythonKernel.do_complete = complete
+        import IPython.core.completer as completer
+
+        try:
+            import jedi
+            import jedi.api.classes
+            import jedi.api.helpers
+        except ImportError:
+            pass
+        else:
+            jedi.settings.case_insensitive_completion = False
+            completer.jedi, completer.JEDI_INSTALLED = jedi, True
+            self.shell.Completer.use_jedi = True
+        return complete(self, *args, **kwargs)
+
+    IPythonKernel.do_complete = do_complete
 
 
 # --- one request -------------------------------------------------------------
@@ -170,6 +217,24 @@ def script():
         for extra in ("exit", "quit"):
             builtins.__dict__.pop(extra, None)
         linecache.cache.pop(name, None)
+
+
+# --- before a snapshot ----------------------------------------------------------
+
+
+def settle():
+    """Leaves nothing in memory that a snapshot need not hold, since every sandbox
+    restored from it pays for each page. What is left will stay, so that collections
+    need not look at it again."""
+    import ctypes
+    import gc
+
+    gc.collect()
+    gc.freeze()
+    try:
+        ctypes.CDLL(None).malloc_trim(0)
+    except AttributeError:
+        pass  # musl has none
 
 
 # --- after a restore ---------------------------------------------------------
