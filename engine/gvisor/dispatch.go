@@ -3,6 +3,7 @@ package gvisor
 import (
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 
 	"gvisor.dev/gvisor/runsc/cli/maincli"
@@ -20,6 +21,10 @@ func Dispatch() {
 		return
 	}
 	if filepath.Base(os.Args[0]) == sentryName {
+		// The processes of a box die with the thread that starts the first of them
+		// (PR_SET_PDEATHSIG). That is this goroutine's, so it keeps its thread for
+		// good: nobody else's idle thread, that thrift might end.
+		runtime.LockOSThread()
 		go thrift()
 	}
 	maincli.Main()
