@@ -210,7 +210,7 @@ func (k *kernel) reseed(ctx context.Context, seed Seed) error {
 	const op = "reseed kernel"
 	s, err := k.live(op)
 	if err != nil {
-		return nil // a dead kernel has nothing to share
+		return nil //nolint:nilerr // a dead kernel has nothing to share
 	}
 	if len(seed.Entropy) < 32 {
 		return arenero.Errorf(arenero.Invalid, op, k.name, "%d bytes of entropy, at least 32 are needed", len(seed.Entropy))
@@ -243,7 +243,7 @@ func (k *kernel) settle(ctx context.Context) error {
 	const op = "settle kernel"
 	s, err := k.live(op)
 	if err != nil {
-		return nil // a dead kernel has given back all
+		return nil //nolint:nilerr // a dead kernel has given back all
 	}
 	if code := s.dialect().settle; code != "" {
 		return k.quietly(ctx, op, s, code, nil)
