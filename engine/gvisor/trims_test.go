@@ -2,7 +2,6 @@ package gvisor_test
 
 import (
 	"context"
-	"strings"
 	"testing"
 	"time"
 
@@ -46,11 +45,11 @@ func TestBoxOutlivesItsIdleThreads(t *testing.T) {
 	}
 	// Forty that live throughout, and many that come and go.
 	out, err := enginetest.Output(t.Context(), g, "/bin/sh", "-c", `
-		for i in $(seq 40); do sleep 60 & done
+		for i in $(seq 40); do sleep 60 & lives="$lives $!"; done
 		end=$(($(date +%s) + 9))
 		while [ $(date +%s) -lt $end ]; do for i in $(seq 8); do true | cat & done; wait $!; sleep 0.05; done
-		kill -0 $(jobs -p | head -40) && kill $(jobs -p) 2>/dev/null; echo alive`)
-	if err != nil || !strings.HasSuffix(out, "alive\n") {
+		for p in $lives; do kill -0 $p || echo dead; kill $p; done 2>/dev/null; echo alive`)
+	if err != nil || out != "alive\n" {
 		t.Errorf("%q, %v", out, err)
 	}
 }
